@@ -481,7 +481,7 @@ class MemoryJob:
             if worker.loop.calls:
                 yield (worker.loop.make_calls,)
         for server in self.servers:
-            if len(server.consumer.frames.queue) and not server.consumer._stopped:
+            if len(server.consumer.queue) and not server.consumer._stopped:
                 yield (server.consumer.consume,)
             if server.loop.calls:
                 yield (server.loop.make_calls,)

@@ -1,5 +1,6 @@
 """What synchronising costs: whole rounds of a store, iterations behind slow links, round trips of
-small keys, and `Trainer.step` alone. Each kind of case makes its own hosts."""
+small keys and of a large one, steps of small transformers, and `Trainer.step` alone. Each kind of
+case makes its own hosts."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ HOSTS = 4
 STEPS = ("pending_step_s", "ready_step_s")
 """`Trainer.step` while backward goes on, and when all gradients are ready."""
 _LIMITED_ITERATIONS = 4
+IN_MXNET = ("dist_sync", "p3kv")
+"""The systems of most cases; the peer comes first."""
 _ADAPTED = 9
 """After so many steps p3kv's slices have the size that they keep."""
 
@@ -26,6 +29,7 @@ class Rounds(NamedTuple):
 
     model: str
     rounds: int
+    systems: Sequence[str] = IN_MXNET
 
     @property
     def title(self) -> str:
@@ -52,6 +56,7 @@ class Limited(NamedTuple):
     """ResNet-50 on links at whose rate M is `ratio` times C."""
 
     ratio: float
+    systems: Sequence[str] = IN_MXNET
 
     @property
     def title(self) -> str:
@@ -86,6 +91,7 @@ class Small(NamedTuple):
     keys: int
     elements: int
     rounds: int
+    systems: Sequence[str] = IN_MXNET
 
     @property
     def title(self) -> str:
@@ -108,10 +114,68 @@ class Small(NamedTuple):
         }
 
 
+class Loopback(NamedTuple):
+    """A large key of one worker and one server on one host: there is no link."""
+
+    elements: int = 50_000_000
+    rounds: int = 10
+    systems: Sequence[str] = IN_MXNET
+
+    @property
+    def title(self) -> str:
+        return f"{4 * self.elements // 10**6} MB, loopback"
+
+    def run(self, system: str) -> Dict[str, Any]:
+        """Measures round trips. Raises RunFailed."""
+        numbers = ["1", str(self.elements), str(self.rounds), "--warm-up", "3"]
+        worker = ["experiments.emulation.small_worker", system, *numbers]
+        with Cluster(1) as cluster:
+            job = run_job(cluster, SYSTEMS[system], worker, 300.0, {})
+        return {
+            "case": self.title,
+            "system": system,
+            "hosts": 1,
+            "size_bytes": 4 * self.elements,
+            "trip_s": _rounded(job.ends[0]["iteration_s"]),
+            "cpu_s": round(job.cpu_s, 2),
+        }
+
+
+class Blocks(NamedTuple):
+    """AdamW of a transformer of small tensors, 12 in each block, in two ranks of one host."""
+
+    blocks: int
+    width: int
+    steps: int
+    systems: Sequence[str] = ("ddp_25mb", "p3kv_torch", "torch_alone")
+
+    @property
+    def title(self) -> str:
+        return f"{12 * self.blocks} tensors, AdamW"
+
+    def run(self, system: str) -> Dict[str, Any]:
+        """Measures steps, by the slower rank. Raises RunFailed."""
+        ranks = 1 if SYSTEMS[system].store == "none" else 2
+        numbers = [str(number) for number in (self.blocks, self.width, self.steps)]
+        worker = ["experiments.emulation.blocks_worker", system, *numbers]
+        with Cluster(1) as cluster:
+            job = run_job(cluster, SYSTEMS[system], worker, 300.0, {}, per_host=ranks)
+        slowest_s = [max(of_one) for of_one in zip(*(end["step_s"] for end in job.ends))]
+        return {
+            "case": self.title,
+            "system": system,
+            "hosts": 1,
+            "tensors": job.ends[0]["tensors"],
+            "step_s": _rounded(slowest_s),
+            "cpu_s": round(job.cpu_s, 2),
+        }
+
+
 class Step(NamedTuple):
     """gluon's `Trainer.step` of ResNet-50 on one host."""
 
     title: str = "Trainer.step"
+    systems: Sequence[str] = IN_MXNET
 
     def run(self, system: str) -> Dict[str, Any]:
         """Measures what it takes of a script's time. Raises RunFailed."""

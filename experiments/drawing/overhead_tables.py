@@ -1,5 +1,5 @@
 """What synchronising costs, as tables: rounds and iterations with their processor time, memory,
-round trips of small keys, `Trainer.step`.
+round trips of small keys and a large one, steps of small transformers, `Trainer.step`.
 
 Runs are records as `experiments.overhead` keeps them.
 """
@@ -26,6 +26,8 @@ def report(runs: Sequence[_Record]) -> str:
     rounds = [run for run in timed if "ratio" not in run]
     limited = [run for run in timed if "ratio" in run]
     small = [run for run in runs if "round_trip_s" in run]
+    large = [run for run in runs if "trip_s" in run]
+    blocks = [run for run in runs if "tensors" in run]
     steps = [run for run in runs if "parameters" in run]
     systems = list(dict.fromkeys(run["system"] for run in runs))
     lines = []
@@ -36,7 +38,11 @@ def report(runs: Sequence[_Record]) -> str:
         titled = {f"ResNet-50, M/C = {ratio:g}": by_ratio[ratio] for ratio in sorted(by_ratio)}
         lines += _times("one iteration", titled, systems)
     if small:
-        lines += _round_trips(_by("case", small), systems)
+        lines += _quartiles("round trip", "round_trip_s", _by("case", small), systems)
+    if large:
+        lines += _quartiles("round trip", "trip_s", _by("case", large), systems)
+    if blocks:
+        lines += _quartiles("one step", "step_s", _by("case", blocks), systems)
     if steps:
         lines += _steps(steps, systems)
     return "\n".join(lines)
@@ -64,20 +70,26 @@ def _memory(rounds: Sequence[_Record], systems: Sequence[str]) -> List[str]:
     return [*lines, told]
 
 
-def _round_trips(cases: Mapping[str, Sequence[_Record]], systems: Sequence[str]) -> List[str]:
-    lines = ["", f"{'round trip':26}{'':12}{'median':>11}{'quartiles':>22}{'of peer':>9}"]
+def _quartiles(
+    title: str, name: str, cases: Mapping[str, Sequence[_Record]], systems: Sequence[str]
+) -> List[str]:
+    """A table of each case's times, by system; the first system is the peer."""
+    lines = ["", f"{title:26}{'':12}{'median':>11}{'quartiles':>22}{'of peer':>9}"]
     for case, runs in cases.items():
         peer_s = None
         for system in systems:
-            times_s = [s for run in _of(runs, system=system) for s in run["round_trip_s"]]
+            of = _of(runs, system=system)
+            times_s = [s for run in of for s in run[name]]
             if not times_s:
                 continue
             low_s, median_s, high_s = statistics.quantiles(times_s, n=4)
-            if system == PEER:
-                peer_s = median_s
-            share = "-" if peer_s is None else f"{median_s / peer_s:.2f}"
+            peer_s = peer_s or median_s
             quartiles = f"{low_s * 1e3:.2f} - {high_s * 1e3:.2f} ms"
-            lines.append(f"{case:26}{system:12}{median_s * 1e3:>8.2f} ms{quartiles:>22}{share:>9}")
+            line = f"{case:26}{system:12}{median_s * 1e3:>8.2f} ms{quartiles:>22}"
+            line += f"{median_s / peer_s:>9.2f}"
+            if "size_bytes" in of[0]:
+                line += f"  {8e-9 * of[0]['size_bytes'] / median_s:.1f} Gbit/s each way"
+            lines.append(line)
     return lines
 
 

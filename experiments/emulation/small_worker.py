@@ -17,8 +17,6 @@ import time  # noqa: E402
 
 import mxnet as mx  # noqa: E402
 
-_WARM_UP = 100
-
 
 def main() -> None:
     """Each round gives all gradients to the store, and waits for all new weights: what it takes is
@@ -28,6 +26,7 @@ def main() -> None:
     parser.add_argument("keys", type=int)
     parser.add_argument("elements", type=int)
     parser.add_argument("rounds", type=int)
+    parser.add_argument("--warm-up", type=int, default=100)
     options = parser.parse_args()
     store = mx.kv.create(_system.store)
     store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1))
@@ -37,8 +36,8 @@ def main() -> None:
     for key, weight in zip(keys, weights):
         store.init(key, weight)
     taken_s = []
-    for number in range(_WARM_UP + options.rounds):
-        if number == _WARM_UP:
+    for number in range(options.warm_up + options.rounds):
+        if number == options.warm_up:
             say(event="begin")
         began = time.perf_counter()
         for key, weight, gradient in zip(keys, weights, gradients):
@@ -46,7 +45,7 @@ def main() -> None:
             store.pull(key, weight, priority=-key)
         mx.nd.waitall()
         taken_s.append(time.perf_counter() - began)
-    say(event="end", iteration_s=taken_s[_WARM_UP:])
+    say(event="end", iteration_s=taken_s[options.warm_up :])
 
 
 main()

@@ -20,7 +20,8 @@ class System(NamedTuple):
     `store` is what `mx.kv.create` gets. MXNet's own servers start when mxnet is imported in a
     server's role, p3kv's when p3kv is. "horovod" is no store but Horovod's all-reduce, which has no
     servers, and an environment of its own. Systems `in_torch` run in PyTorch's environment, and
-    their store is "p3", "ddp" or "fsdp2"; `bucket_mb` is DistributedDataParallel's `bucket_cap_mb`.
+    their store is "p3", "ddp", "fsdp2", or "none" for a single process; `bucket_mb` is
+    DistributedDataParallel's `bucket_cap_mb`.
 
     `apart` and `in_turn` are those of `experiments.emulation.emulator`. `compression` is given to
     `set_gradient_compression`, and `momentum` to SGD on the servers.
@@ -52,7 +53,7 @@ class System(NamedTuple):
     @property
     def all_reduce(self) -> bool:
         """Whether workers reduce among themselves, without servers."""
-        return self.store in ("horovod", "ddp", "fsdp2")
+        return self.store in ("horovod", "ddp", "fsdp2", "none")
 
     @property
     def python(self) -> str:
@@ -165,6 +166,7 @@ SYSTEMS = {
     "ddp_25mb": _ddp(25),
     "ddp_5mb": _ddp(5),
     "ddp_1mb": _ddp(1),
+    "torch_alone": System("PyTorch in one process", "none", {}, 3, in_torch=True),
     "fsdp2": System("FSDP2 with gloo", "fsdp2", {}, 5, in_torch=True),
 }
 

@@ -12,6 +12,7 @@ from p3kv.config import Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import JobOptimizers
+from p3kv.server.rows_consumer import RowsConsumer
 from p3kv.server.saving.parts_of_workers import PartsOfWorkers
 from p3kv.server.stalls import Stalls
 from p3kv.server.workers import Workers
@@ -84,6 +85,7 @@ class Dispatcher:
             settings.warn_after_s, stall_timeout_s, self._tell_stall, workers.suspect
         )
         self._parts_of_workers = PartsOfWorkers(workers)
+        rows = RowsConsumer(consumer, workers)
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
         self._news: Dict[Tuple[int, int], Tuple[Header, memoryview]] = {}
         """By kind and round, what worker rank 0 has said last for all workers."""
@@ -91,10 +93,10 @@ class Dispatcher:
         self._forgotten: DefaultDict[int, Set[int]] = defaultdict(set)
         """By store: ranks of the workers that need its keys no more."""
         self.handlers: Dict[int, Callable[[Connection, Any], Landing]] = {
-            Kind.PUSH: consumer.slices.land_push,
-            Kind.PULL: consumer.slices.land_pull,
-            Kind.PUSH_ROWS: consumer.rows.land_push,
-            Kind.PULL_ROWS: consumer.rows.land_pull,
+            Kind.PUSH: consumer.land_push,
+            Kind.PULL: consumer.land_pull,
+            Kind.PUSH_ROWS: rows.land_push,
+            Kind.PULL_ROWS: rows.land_pull,
             Kind.KEY: self._land_key,
             Kind.SLICE_SIZES: self._land_slice_sizes,
             Kind.OPEN: self._land_open,

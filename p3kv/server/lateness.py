@@ -38,13 +38,13 @@ class Readiness:
             self._before, self._quickest = self._quickest, [None] * len(self._quickest)
             self._since_s = arrived_s
         took_us = clock_us(arrived_s) - time_us
-        way_s = 0.0
-        for quickest in (self._quickest[rank], self._before[rank]):
-            if quickest is not None:
-                way_s = max(way_s, passed_s(quickest, took_us))
-        known = self._quickest[rank]
-        if known is None or passed_s(known, took_us) < 0:
+        known, before = self._quickest[rank], self._before[rank]
+        way_s = -1.0 if known is None else passed_s(known, took_us)
+        if way_s < 0:
             self._quickest[rank] = took_us
+            way_s = 0.0
+        if before is not None:
+            way_s = max(way_s, passed_s(before, took_us))
         return arrived_s - way_s
 
 
@@ -67,7 +67,7 @@ class Lateness:
         ready[rank] = ready_s
         if 1 < len(current.arrived) == len(self.last_s) == len(ready):
             last = max(ready, key=ready.__getitem__)
-            before_s = max(at_s for one, at_s in ready.items() if one != last)
+            *_, before_s, last_s = sorted(ready.values())
             self.rounds += 1
             self.last_rounds[last] += 1
-            self.last_s[last] += ready[last] - before_s
+            self.last_s[last] += last_s - before_s

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Optional
 
 import numpy as np
 
 from p3kv.codecs import part_of_rows
-from p3kv.common.tracing import Tracer, now_ns
+from p3kv.common.tracing import now_ns
 from p3kv.errors import ProtocolError
-from p3kv.server.engine import Engine, RowsKey
-from p3kv.server.received_frames import ReceivedFrames
-from p3kv.server.round_ends import RoundEnds
-from p3kv.server.spans import trace_sum
-from p3kv.server.waiting import Waiting
+from p3kv.server.consumer import Consumer, Received
+from p3kv.server.engine import RowsKey
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
@@ -42,21 +38,11 @@ from p3kv.wire.spans import trace_departure, traced_arrival
 class RowsConsumer:
     """Workers' pushes and pulls of keys of rows. Belongs to the server's thread."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        workers: Workers,
-        frames: ReceivedFrames,
-        ends: RoundEnds,
-        waiting: Waiting,
-        tracer: Tracer,
-    ) -> None:
-        self._engine = engine
+    def __init__(self, consumer: Consumer, workers: Workers) -> None:
+        self._consumer = consumer
+        self._engine = consumer.engine
         self._workers = workers
-        self._frames = frames
-        self._ends = ends
-        self._waiting = waiting
-        self._tracer = tracer
+        self._tracer = consumer.tracer
 
     def land_push(self, connection: Connection, header: PushRowsHeader) -> Landing:
         """Where rows are received; ProtocolError for a push that can't be right."""
@@ -74,8 +60,8 @@ class RowsConsumer:
                     f"it sent {header.payload_bytes} bytes in {header.frames} frames for "
                     f"{key.name} without a gradient in round {header.round}"
                 )
-            act = partial(self._push, header, key, None)
-            return Landing(None, partial(self._frames.push, connection, header, act, key))
+            received = Received(self._push, connection, header, key)
+            return Landing(None, partial(self._consumer.add_push, received))
         plan = key.plan
         dtype = plan.sum_dtype if carries else plan.dtype
         most_bytes = -1
@@ -84,11 +70,11 @@ class RowsConsumer:
             travels = header.round > INITIAL_ROUND and not codec.in_place
             most_bytes = codec.most_bytes(header.rows * key.row_elems) if travels else 0
         check_frame(header, key.rows, key.row_elems * dtype.itemsize, most_bytes)
-        payload = memory(header.payload_bytes)
-        act = partial(self._push, header, key, payload, dtype)
-        arrived = partial(self._frames.push, connection, header, act, key)
-        landed = traced_arrival(self._tracer, header, arrived)
-        return Landing(payload if header.payload_bytes else None, landed)
+        size_bytes = header.payload_bytes
+        payload = memory(size_bytes)
+        received = Received(self._push, connection, header, key, (payload, dtype), size_bytes)
+        landed = traced_arrival(self._tracer, header, partial(self._consumer.add_push, received))
+        return Landing(payload if size_bytes else None, landed)
 
     def land_pull(self, connection: Connection, header: PullRowsHeader) -> Landing:
         """Takes a request for rows; ProtocolError for one that can't be right."""
@@ -107,42 +93,41 @@ class RowsConsumer:
             words = np.frombuffer(payload, NUMBER) if count else np.empty(0, NUMBER)
             if header.flags & header.NAMED:
                 check_numbers(words[: count // each], 0, key.rows)
-            act = partial(self._ask, connection, header, key, words)
-            self._frames.push(connection, header, act, key)
+            size_bytes = header.payload_bytes
+            self._consumer.add_push(Received(self._ask, connection, header, key, words, size_bytes))
 
         return Landing(payload if count else None, arrived)
 
-    def _push(
-        self,
-        header: PushRowsHeader,
-        key: RowsKey,
-        payload: Optional[memoryview],
-        dtype: Optional[np.dtype] = None,
-    ) -> None:
-        """Takes a frame, whose elements are of this dtype; without a payload it has no gradient."""
+    def _push(self, received: Received) -> None:
+        """Takes a frame, with a payload and the dtype of its elements if it has a gradient."""
+        header, key = received.header, received.unit
+        assert isinstance(key, RowsKey)
         start_ns, rank, round_, workers = now_ns(), header.rank, header.round, header.workers
         in_sum = header.flags & IN_HOST_SUM
         if in_sum and not (workers and key.has_begun_sum(rank, round_)):
             self._engine.push_in_host_sum(key, rank, round_, False, header.step)
         if workers or not in_sum:
             rows = None
-            if payload is not None and dtype is not None:
+            if received.payload is not None:
+                payload, dtype = received.payload
                 decoder, part = key.plan.decoder, part_of_rows(round_)
                 rows = unpacked(header, payload, dtype, key.row_elems, decoder, part)
             key.push(rank, round_, header.frames, rows, header.step, workers)
-            trace_sum(self._tracer, header, start_ns)
-        self._ends.settle(key)
-        if not self._frames.queue.heap:
+            if self._tracer.enabled:
+                self._consumer.trace_sum(header, start_ns)
+        self._consumer.settle(key)
+        if not self._consumer.queue.heap:
             key.update_in_advance()
 
-    def _ask(
-        self, connection: Connection, header: PullRowsHeader, key: RowsKey, words: np.ndarray
-    ) -> None:
-        """`words`: the rows that the worker names, perhaps with the rounds that it knows, or the
-        round since which it wants the rows that have changed."""
+    def _ask(self, received: Received) -> None:
+        """The payload: the rows that the worker names, perhaps with the rounds that it knows, or
+        the round since which it wants the rows that have changed."""
+        header, key, words = received.header, received.unit, received.payload
+        assert isinstance(key, RowsKey)
         key.check_ahead(header.round, header.rank)
-        self._waiting.pull(key, header, partial(self._answer, connection, header, key, words))
-        self._waiting.check_initial_values()
+        answer = partial(self._answer, received.connection, header, key, words)
+        self._consumer.waiting.pull(key, header, answer)
+        self._consumer.waiting.check_initial_values()
 
     def _answer(
         self, connection: Connection, request: PullRowsHeader, key: RowsKey, words: np.ndarray

@@ -231,7 +231,7 @@ class _Server:
         """Measurements of this server; from any thread."""
         connections = list(self._workers.connections.values())
         lateness, inversions = self._lateness, self._loop.inversions
-        queued = 0 if self._consumer is None else len(self._consumer.frames.queue)
+        queued = 0 if self._consumer is None else len(self._consumer.queue)
         return ServerNumbers(
             uptime_s=time.monotonic() - self._began_s,
             wire_bytes_sent=sum(connection.sent_bytes for connection in connections),

@@ -8,7 +8,6 @@ import time
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Set
 
 from p3kv.server.engine import Engine, Unit
-from p3kv.server.received_frames import ReceivedFrames
 from p3kv.server.stalls import Wait
 from p3kv.server.workers import Workers
 from p3kv.wire.fields import PullHeader
@@ -43,13 +42,11 @@ class Waiting:
     def __init__(
         self,
         engine: Engine,
-        frames: ReceivedFrames,
         workers: Workers,
         workers_may_leave: bool,
     ) -> None:
         """`workers_may_leave`: rounds go on without workers that have left, where they can."""
         self._engine = engine
-        self._frames = frames
         self._workers = workers
         self.workers_may_leave = workers_may_leave
         self.pulls: Dict[Unit, List[Pull]] = {}
@@ -106,7 +103,7 @@ class Waiting:
         """Ends the job, and returns True, if a round of `unit` waits for a worker that has left."""
         for number, current, missing in unit.ledger.waits():
             for rank in missing:
-                if self._frames.departed(rank):
+                if self._workers.departed(rank):
                     self._workers.suspect(
                         rank,
                         f"it ended in order, but {workers(current.arrived)} "
@@ -118,7 +115,7 @@ class Waiting:
 
     def check_initial_values(self) -> None:
         """Ends the job if a worker waits for an initial value, and worker rank 0 has left."""
-        if self._frames.departed(0):
+        if self._workers.departed(0):
             for wait in self._initial_waits():
                 self._workers.suspect(
                     0,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Callable, Dict, Optional, Set
+from collections import defaultdict
+from typing import Callable, DefaultDict, Dict, Optional, Set
 
 from p3kv.wire.breaks import Breaks
 from p3kv.wire.connection import Connection
@@ -40,7 +41,10 @@ class Workers:
             "worker", silence_timeout_s, loop.call_later, report_break,
             lambda failure: suspect(failure, True),
         )  # fmt: skip
-        self._last_round: Dict[int, int] = {}
+        self.last_round: DefaultDict[int, int] = defaultdict(int)
+        """By rank, how far the workers are that have pushed."""
+        self.queued: DefaultDict[int, int] = defaultdict(int)
+        """By rank, how many of a worker's frames wait or are being handled."""
         self._local_workers: Dict[int, int] = {}
         """By rank of a worker on this host: the step before which it waits for no values."""
 
@@ -63,10 +67,6 @@ class Workers:
         self._breaks.reconnected(known)
         _log.info("worker %d is connected", rank)
         return known
-
-    def note_round(self, rank: int, round: int) -> None:
-        """Takes note of how far a worker is."""
-        self._last_round[rank] = max(round, self._last_round.get(rank, INITIAL_ROUND))
 
     def tell(self, header: Header, words: Optional[memoryview] = None) -> None:
         """Sends a frame to all workers that still take one."""
@@ -100,8 +100,12 @@ class Workers:
         if rank in self._local_workers:
             self._local_workers[rank] = LAST_ROUND
         _log.info(
-            "worker %d is done after round %d", rank, self._last_round.get(rank, INITIAL_ROUND)
+            "worker %d is done after round %d", rank, self.last_round.get(rank, INITIAL_ROUND)
         )
+
+    def departed(self, rank: int) -> bool:
+        """Whether no more push of a worker comes. Its BYE overtakes its pushes in the queue."""
+        return rank in self.done and not self.queued[rank]
 
     def lose(self, connection: Connection, reason: str) -> None:
         """Closes a connection. The job ends if its worker broke the protocol; if its link has
@@ -110,7 +114,7 @@ class Workers:
             self._loop.pause_connection(connection)
             connection.drop_link()
             if connection.peer not in self.done:
-                round_ = self._last_round.get(connection.peer, UNKNOWN)
+                round_ = self.last_round.get(connection.peer, UNKNOWN)
                 self._breaks.begin(connection, reason, round_)
             return
         self._loop.remove_connection(connection)
@@ -120,10 +124,10 @@ class Workers:
     def suspect(self, rank: int, reason: str, hint: str = "", error: str = "PeerLostError") -> None:
         """Reports that the job can't go on because of a worker; `error` names a class in
         p3kv.errors."""
-        round_ = self._last_round.get(rank, UNKNOWN)
+        round_ = self.last_round.get(rank, UNKNOWN)
         self._suspect(Failure(reason, "worker", rank, round_, error, hint), False)
 
     def known_round(self) -> int:
         """The newest round that any of them has pushed for; from any thread."""
-        newest = max(list(self._last_round.values()), default=INITIAL_ROUND)
+        newest = max(list(self.last_round.values()), default=INITIAL_ROUND)
         return newest if newest > INITIAL_ROUND else UNKNOWN

@@ -26,6 +26,8 @@ class SliceSizesByRound:
         self._from_rounds: List[int] = []
         self._sizes: List[SliceSizes] = []
         self._newest_from: float = math.inf
+        self.last_generation = -1
+        """The newest generation; -1 before the first."""
 
     def set(self, from_round: int, sizes: SliceSizes) -> bool:
         """Sets the slice sizes from a round on; False if that is known already.
@@ -42,6 +44,7 @@ class SliceSizesByRound:
         self._from_rounds.append(from_round)
         self._sizes.append(sizes)
         self._newest_from = from_round
+        self.last_generation += 1
         return True
 
     def begin(self, sizes: SliceSizes) -> None:
@@ -50,12 +53,13 @@ class SliceSizesByRound:
         self._from_rounds.insert(0, INITIAL_ROUND)
         self._sizes.insert(0, sizes)
         self._newest_from = self._from_rounds[-1]
+        self.last_generation += 1
 
     def generation(self, round: int) -> int:
         """The generation of a round; -1 before the first."""
         # Called for every slice, and nearly always for the last generation.
         if round >= self._newest_from:
-            return len(self._sizes) - 1
+            return self.last_generation
         return bisect_right(self._from_rounds, round) - 1
 
     def first_round(self, generation: int) -> int:
@@ -71,11 +75,6 @@ class SliceSizesByRound:
     def of(self, generation: int) -> SliceSizes:
         """The slice sizes of a generation."""
         return self._sizes[generation]
-
-    @property
-    def last_generation(self) -> int:
-        """The newest generation; -1 before the first."""
-        return len(self._sizes) - 1
 
     @property
     def newest(self) -> Optional[SliceSizes]:

@@ -39,7 +39,6 @@ from p3kv.worker.departures import Departures
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
 from p3kv.worker.global_norms import GlobalNorms
-from p3kv.worker.in_progress import InProgress
 from p3kv.worker.measuring.processor import ProcessorDelay
 from p3kv.worker.measuring.step_times import StepTimes
 from p3kv.worker.routes import HostSums, RowsRoute, SliceRoute
@@ -114,31 +113,23 @@ class DataPlane:
         )  # fmt: skip
         self._gates = Gates(rank, self.servers, local_servers, loop.call_later)
         self.steps = Steps(self._send_settings)
-        self._in_progress = InProgress(
-            self._gates, self.times, tracer,
-            lambda transfer, header: self.exchange.value_arrived(transfer, header),
-        )  # fmt: skip
+        self.checkpoints = Checkpoints(place, settings, self.keys, loop, self.tell, wait)
         self.exchange = Exchange(
-            self._in_progress, self._gates, departures, self.steps, self.times,
-            settings.priorities, self.consistency.window, self._begin_step,
-            lambda: self.checkpoints.pushed(),
+            self._gates, departures, self.steps, self.times, self.tuning, self.checkpoints, tracer,
+            settings.priorities, self.consistency.window,
         )  # fmt: skip
-        self.slices = SliceRoute(rank, self.servers, self._gates, self._in_progress, sizes, tracer)
-        self.rows = RowsRoute(
-            rank, self.servers, self._gates, self._in_progress, sizes, tracer,
-            self.exchange.note_answered,
-        )  # fmt: skip
+        self.slices = SliceRoute(rank, self.servers, self._gates, self.exchange, sizes, tracer)
+        self.rows = RowsRoute(rank, self.servers, self._gates, self.exchange, sizes, tracer)
         self.host_sums = HostSums(
-            rank, neighbours, settings, sizes, self.tuning.adopt, self.rows, self._in_progress,
+            rank, neighbours, settings, sizes, self.tuning.adopt, self.rows, self.exchange,
         )  # fmt: skip
         self.states = StateRequests(rank, self.servers)
         self._call_later = loop.call_later
         self._link_s = loop.drain.link_s
         self._first_s = min(settings.warn_after_s, settings.stall_timeout_s / 2)
-        self._stalls = StallWarnings(rank, self.keys, self._in_progress, self._first_s)
-        self._silences = Silences(settings, self.servers, self.exchange.awaited)
+        self._stalls = StallWarnings(rank, self.keys, self.exchange, self._first_s)
+        self._silences = Silences(settings, self.servers, self.exchange.oldest)
         self.global_norms = GlobalNorms(rank, self.tell, self.servers)
-        self.checkpoints = Checkpoints(place, settings, self.keys, loop, self.tell, wait)
         self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
         """Belongs to the thread that uses the stores."""
         self._handlers: Dict[int, Handler] = {
@@ -175,7 +166,7 @@ class DataPlane:
 
     def whereabouts(self, asked: Sequence[Tuple[int, int]] = ()) -> messages.Whereabouts:
         """Where the script is, and for which of these rounds of keys it has not pushed."""
-        return self._script.whereabouts(asked, self.keys, self._in_progress)
+        return self._script.whereabouts(asked, self.keys, self.exchange)
 
     def connect(self, server: int, link: Link) -> Connection:
         """Makes a link the connection to a server."""
@@ -236,7 +227,7 @@ class DataPlane:
     @property
     def counts(self) -> Mapping[str, int]:
         """Slices and bytes that this worker has sent and received; from any thread."""
-        return self._in_progress.counts
+        return self.exchange.counts
 
     def tell(
         self, header: Header, words: bytes = b"", servers: Optional[Iterable[int]] = None
@@ -275,11 +266,6 @@ class DataPlane:
 
     def _land(self, connection: Connection, header: Header) -> Landing:
         return self._handlers[header.kind](connection, header)
-
-    def _begin_step(self, step: int) -> None:
-        self.checkpoints.begin_step(step)
-        self.steps.begin(step)
-        self.tuning.begin_step(step)
 
     def _send_settings(self, from_step: int, oldest_step: int, settings: bytes, store: int) -> None:
         header = OptimizerHeader(

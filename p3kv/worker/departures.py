@@ -23,21 +23,22 @@ class Departures:
         """`pace` is that of the event loop."""
         self._servers = servers
         self._pace = pace
+        self._pays = pace.keeps
         self._in_turn = False
 
     @property
     def pays(self) -> bool:
         """Whether gradients should leave in turn, from the next transfer on, and connections be
         kept in step."""
-        return self._pace.keeps
+        return self._pays
 
     @pays.setter
     def pays(self, pays: bool) -> None:
-        self._pace.keeps = pays
+        self._pays = self._pace.keeps = pays
 
     def begin(self, last: bool) -> None:
         """To be called before each transfer of a pass is sent; `last`: all others have begun."""
-        in_turn = self.pays and not last
+        in_turn = self._pays and not last
         if in_turn != self._in_turn:
             self._in_turn = in_turn
             for connection in self._servers.values():

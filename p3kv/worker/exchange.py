@@ -1,63 +1,119 @@
-"""Begins this worker's transfers and ends their rounds, in the worker's thread."""
+"""This worker's transfers: each begins as soon as the window of its key admits it, and is done when
+all of its value has arrived."""
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
-from typing import Callable, Dict, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+import numpy as np
+
+from p3kv.common.tracing import Tracer
+from p3kv.errors import ProtocolError
+from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
-from p3kv.wire.fields import EndedHeader, Header
+from p3kv.wire.fields import (
+    EndedHeader,
+    Header,
+    PulledHeader,
+    RowsHeader,
+    SliceValueHeader,
+    TransferHeader,
+    UpdatedHeader,
+)
 from p3kv.wire.framing import Landing
 from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT
+from p3kv.wire.messages import UNKNOWN
 from p3kv.worker.ahead import Ahead
 from p3kv.worker.departures import Departures
 from p3kv.worker.gates import Gates
-from p3kv.worker.in_progress import InProgress
-from p3kv.worker.local_sums import LocalSums
 from p3kv.worker.measuring.step_times import StepTimes
+from p3kv.worker.saving.checkpoints import Checkpoints
+from p3kv.worker.spans import trace_applied
 from p3kv.worker.steps import Steps
-from p3kv.worker.transfers import Transfer, WorkerKey
-from p3kv.worker.windows import Windows
+from p3kv.worker.transfers import Ask, Transfer, WorkerKey, memory_at
+from p3kv.worker.tuning import Tuning
 
 
 class Exchange:
-    """Has routes carry this worker's transfers, each as soon as its window admits it.
+    """Has routes carry this worker's transfers, and ends their rounds.
 
-    Belongs to the worker's thread.
+    A transfer of a key's round is held until the one `window` rounds before it has ended. This is
+    the back-pressure on a worker that is ahead. A held transfer is an operation of the framework
+    that is not complete, so what depends on it waits, too, and servers keep few rounds. Rounds of a
+    slice end in order, so one number says which rounds of a key have ended on all its servers.
+
+    A push also waits for the pulls of its key that were called before it. They may begin later,
+    when their arrays are ready, and a server answers with the newest value that it has: without an
+    optimizer, the sum of the push's round in place of an initial value.
+
+    Until a key's first round has ended, no more are open than the job's rule admits, though the
+    key's own may have a wider window. Changing the slice size relies on this (`worker/tuning.py`),
+    and so do pulls: a server that receives a pull for a round knows the slice size of that round.
+
+    A push that the consistency rule does not exchange is added up, and the next one that it does
+    brings the sum along.
+
+    Belongs to the worker's thread, except `counts` and what says otherwise.
     """
 
     def __init__(
         self,
-        in_progress: InProgress,
         gates: Gates,
         departures: Departures,
         steps: Steps,
         times: StepTimes,
+        tuning: Tuning,
+        checkpoints: Checkpoints,
+        tracer: Tracer,
         priorities: bool,
         window: int,
-        on_step: Callable[[int], None],
-        on_push: Callable[[], None],
     ) -> None:
-        """`window`: how many rounds of a key may be open by the job's rule. `on_step(step)` is
-        called before the first transfer of a new step is sent, of those that workers share;
-        `on_push()` when a push was sent."""
+        """`window`: how many rounds of a key may be open by the job's rule."""
         self.round = INITIAL_ROUND
         """The newest round for which a transfer was sent; for any thread."""
-        self._in_progress = in_progress
+        self.counts = {
+            "bytes_sent": 0,
+            "bytes_received": 0,
+            "slices_sent": 0,
+            "slices_received": 0,
+            "stale_values": 0,
+            "stale_rounds": 0,
+            "most_stale_rounds": 0,
+        }
+        """Any thread may read them."""
         self._gates = gates
         self._departures = departures
         self._steps = steps
         self._times = times
+        self._tuning = tuning
+        self._checkpoints = checkpoints
+        self._tracer = tracer
         self._priorities = priorities
-        self._on_step = on_step
-        self._on_push = on_push
+        self._window = window
         self._step = 0
+        """The newest step of a transfer that was sent, of those that workers share."""
         self._positions: Dict[int, int] = {}
-        self._windows = Windows(window)
-        self._local_sums = LocalSums()
+        self._sums: Dict[int, np.ndarray] = {}
+        """By key, of gradients that were not exchanged."""
         self._too_early: Dict[Tuple[int, int], Transfer] = {}
-        """Pushes by key and round."""
-        self.ahead = Ahead(in_progress.note_staleness)
+        """Pushes by key and round, whose earlier rounds have not begun."""
+        self._held: Dict[int, List[Transfer]] = {}
+        """Transfers by key, which its window does not admit."""
+        self._pushes: Set[Transfer] = set()
+        """Those that want no result, and whose gradient is still needed."""
+        self._updates: Dict[Tuple[int, int], Transfer] = {}
+        """Those that expect the results of a round, by key and round."""
+        self._pulls: Dict[int, Transfer] = {}
+        """By the number of the request."""
+        self._requests = itertools.count()
+        self._expected: Dict[Tuple[int, int], Tuple[Transfer, Set[int]]] = {}
+        """By key and round: a push whose round's end no result tells, and the servers that have not
+        ended it yet."""
+        self._ended: Dict[int, int] = {}
+        """The last round of each key that has ended on all its servers."""
+        self.ahead = Ahead(self.note_staleness)
 
     def set_order(self, key_ids: Sequence[int]) -> None:
         """Sends from now on in the order of these keys."""
@@ -68,13 +124,15 @@ class Exchange:
         """The ids of the keys in the order that is in force; from any thread."""
         return list(self._positions)
 
+    # A transfer begins.
+
     def begin(self, transfer: Transfer) -> None:
         """Sends a transfer, or asks for it, as soon as the window of its key admits its round, and
         a push not before those of earlier rounds. The framework may start them in any order, unless
         they share an array."""
         key = transfer.key
         if not transfer.is_exchanged:
-            self._local_sums.add(transfer)
+            self._add_up(transfer)
         elif transfer.source is None or transfer.round <= key.begun:
             self._begin(transfer)
         elif transfer.round > key.begun + 1:
@@ -86,120 +144,296 @@ class Exchange:
                 self._begin(following)
                 following = self._too_early.pop((key.key_id, key.begun + 1), None)
 
-    def is_idle(self, key: WorkerKey) -> bool:
-        """Whether nothing of a key is under way."""
-        return self._windows.is_idle(key) and not self._in_progress.has(key)
-
-    def forget(self, key_id: int) -> None:
-        """Nothing of a key is exchanged any more."""
-        self._windows.forget(key_id)
-        self._local_sums.forget(key_id)
-        self.ahead.forget(key_id)
-        self._positions.pop(key_id, None)
-
     def _begin(self, transfer: Transfer) -> None:
-        if transfer.key.size_elems == 0:
-            transfer.key.sent = max(transfer.key.sent, transfer.round)
+        key = transfer.key
+        if key.size_elems == 0:
+            key.sent = max(key.sent, transfer.round)
             self._count_ended(transfer)
             transfer.done(None)
             transfer.tell(changes=False)
             self.note_answered(transfer)
             return
         if transfer.source is not None and transfer.round > INITIAL_ROUND:
-            self._local_sums.join(transfer)
-            if transfer.key.consistency.lets_go_ahead:
+            if self._sums:
+                self._join_sum(transfer)
+            if key.consistency.lets_go_ahead:
                 transfer = self.ahead.instead_of(transfer)
-            if transfer.key.consistency.local is None:  # or the next steps do not wait for it
+            if key.consistency.local is None:  # or the next steps do not wait for it
                 self._times.gradient_ready(transfer)
-        if self._windows.admits(transfer):
+        if self._admits(transfer):
             self._send(transfer)
         else:
-            self._windows.hold(transfer)
+            self._held.setdefault(key.key_id, []).append(transfer)
+
+    def _admits(self, transfer: Transfer) -> bool:
+        """Whether a transfer may be sent now."""
+        key = transfer.key
+        if transfer.asks and transfer.source is not None and not _answered(transfer.asks):
+            return False
+        ended = self._ended.get(key.key_id)
+        if ended is None:
+            return transfer.round <= INITIAL_ROUND + min(self._window, key.consistency.window)
+        return transfer.round <= ended + key.consistency.window
 
     def _send(self, transfer: Transfer) -> None:
         key = transfer.key
-        transfer.priority = self._priority(transfer)
+        if not self._priorities:
+            transfer.priority = 0
+        else:
+            position = self._positions.get(key.key_id)
+            if position is not None:
+                transfer.priority = -position
         if transfer.source is None:
             key.route.request(transfer)
             return
         key.sent = transfer.round
-        self.round = max(self.round, transfer.round)
+        if transfer.round > self.round:
+            self.round = transfer.round
         if key.own_rounds:
             self._steps.begin(transfer.step, own=True)
         else:
             if transfer.step > self._step:
-                self._step = transfer.step
-                self._on_step(transfer.step)
-            self._gates.begin(transfer.step, transfer.size_bytes)
-            self._departures.begin(self._gates.all_begun)
-        self._in_progress.add_push(transfer)
-        if not _ends_with_result(transfer):
-            self._windows.expect(transfer)
-        key.route.push(transfer)
-        self._on_push()
-
-    def _priority(self, transfer: Transfer) -> int:
-        if not self._priorities:
-            return 0
-        position = self._positions.get(transfer.key.key_id)
-        return transfer.priority if position is None else -position
-
-    def value_arrived(self, transfer: Transfer, header: Header) -> None:
-        """A transfer is done with its value."""
-        if _ends_with_result(transfer):
-            self._end_round(transfer, header)
+                self._begin_step(transfer.step)
+            self._departures.begin(self._gates.begin(transfer.step, transfer.size_bytes))
+        if transfer.target is None:
+            self._pushes.add(transfer)
+            servers = {server for server, _ in key.runs}
+            self._expected[key.key_id, transfer.round] = (transfer, servers)
         else:
+            self._updates[key.key_id, transfer.round] = transfer
+        key.route.push(transfer)
+        if self._checkpoints.has_pending:
+            self._checkpoints.pushed()
+
+    def _begin_step(self, step: int) -> None:
+        """To be called before the first transfer of a new step is sent."""
+        self._step = step
+        self._checkpoints.begin_step(step)
+        self._steps.begin(step)
+        self._tuning.begin_step(step)
+
+    def _add_up(self, transfer: Transfer) -> None:
+        """Adds a gradient that is not exchanged, which is needed no more then."""
+        key = transfer.key
+        if key.size_elems:
+            gradient = _gradient(transfer)
+            total = self._sums.get(key.key_id)
+            if total is None:
+                self._sums[key.key_id] = gradient.astype(key.sum_dtype)
+            else:
+                np.add(total, gradient, out=total)
+        transfer.done(None)
+
+    def _join_sum(self, transfer: Transfer) -> None:
+        """Has a push bring along what was added up, also where it has no gradient itself."""
+        total = self._sums.pop(transfer.key.key_id, None)
+        if total is None:
+            return
+        if transfer.has_gradient:
+            np.add(total, _gradient(transfer), out=total)
+        with np.errstate(over="ignore"):
+            transfer.replace_source(total.astype(transfer.key.numpy_dtype, copy=False))
+
+    # What arrives.
+
+    def add_update(self, transfer: Transfer) -> None:
+        """Expects the results of a round in the transfer's target."""
+        self._updates[transfer.key.key_id, transfer.round] = transfer
+
+    def add_pull(self, transfer: Transfer) -> int:
+        """Expects the key's value; returns the number of the request."""
+        request = next(self._requests) % 2**32  # the size of its field in a header
+        self._pulls[request] = transfer
+        return request
+
+    def update(self, key_id: int, round: int) -> Optional[Transfer]:
+        """The transfer that expects a result of this round."""
+        return self._updates.get((key_id, round))
+
+    def pull(self, request: int) -> Optional[Transfer]:
+        """The transfer that expects the answer to a request."""
+        return self._pulls.get(request)
+
+    @property
+    def pulls(self) -> Sequence[Transfer]:
+        """Those whose answers are still to come."""
+        return list(self._pulls.values())
+
+    def sent(self, transfer: Transfer) -> None:
+        """A push that wants no result is done: its gradient is needed no more."""
+        self._pushes.remove(transfer)
+        transfer.done(None)
+
+    def slice_sent(self, transfer: Transfer, elems: int) -> None:
+        """Counts elements of such a push that are needed no more; the last ones complete it."""
+        transfer.missing_elems -= elems
+        if transfer.missing_elems == 0:
+            self.sent(transfer)
+
+    def slice_arrived(self, transfer: Transfer, piece: Slice, header: SliceValueHeader) -> None:
+        """Counts a slice of the value that is in the target; the last one completes the
+        transfer."""
+        self.counts["slices_received"] += 1
+        self.counts["bytes_received"] += header.payload_bytes
+        if transfer.key.own_rounds and isinstance(header, UpdatedHeader):
+            transfer.behind = max(transfer.behind, header.behind)
+        if transfer.on_slice is not None:
+            transfer.on_slice(piece.offset, piece.length)
+        transfer.missing_elems -= piece.length
+        if transfer.missing_elems == 0:
+            self.arrived(transfer, header, header.late_us / 1e6, piece.server, header.worked_us)
+
+    def arrived(
+        self,
+        transfer: Transfer,
+        header: TransferHeader,
+        late_s: float = 0.0,
+        server: int = UNKNOWN,
+        worked_us: int = 0,
+    ) -> None:
+        """All of a transfer's value has arrived: the last frame had this header. The rest is as in
+        `StepTimes.value_arrived`."""
+        key = transfer.key
+        if isinstance(header, (PulledHeader, RowsHeader)):
+            del self._pulls[header.request]
+        else:
+            del self._updates[key.key_id, transfer.round]
+            key.filled = transfer.round, transfer.target
+            if key.own_rounds and isinstance(header, UpdatedHeader):
+                self.note_staleness(transfer.behind)
+        self._times.value_arrived(transfer, late_s, server, worked_us)
+        if not self._updates and not self._pulls:
+            self._gates.values_complete()
+        transfer.done(None)
+        if self._tracer.enabled:
+            trace_applied(self._tracer, transfer)
+        if transfer.source is None:
             self.note_answered(transfer)
+        elif transfer.target is not None:  # its result tells that its round has ended
+            self._end_round(transfer, header)
+
+    def note_staleness(self, rounds: int) -> None:
+        """The worker goes on, by a rule other than the default, with a value of a whole key that
+        lacks so many rounds."""
+        self.counts["stale_values"] += 1
+        self.counts["stale_rounds"] += rounds
+        self.counts["most_stale_rounds"] = max(self.counts["most_stale_rounds"], rounds)
 
     def note_answered(self, transfer: Transfer) -> None:
         """Sends the pushes that have waited for a pull, if the transfer is one."""
         if transfer.source is None:
-            for held in self._windows.note_answered(transfer):
-                self._send(held)
+            for ask in transfer.asks:
+                ask.answered = True
+            self._send_held(transfer.key)
+
+    # Rounds that end.
 
     def land_ended(self, connection: Connection, header: EndedHeader) -> Landing:
         """Takes the end of a round; ProtocolError if no push expects it."""
-        push = self._windows.check(header)
+        push, servers = self._expected.get((header.key, header.round), (None, ()))
+        if push is None or header.rank not in servers or header.payload_bytes:
+            raise ProtocolError(
+                f"it sent the end of round {header.round} of key {header.key} with "
+                f"{header.payload_bytes} bytes, which nobody waits for"
+            )
         if header.flags & NO_GRADIENT:
             push.check_lacking(header)
         return Landing(None, partial(self._round_ended, header))
 
     def _round_ended(self, header: EndedHeader) -> None:
-        for push in self._windows.note_ended(header):
+        push, servers = self._expected[header.key, header.round]
+        servers.remove(header.rank)
+        if not servers:
+            del self._expected[header.key, header.round]
             self._end_round(push, header)
 
     def _end_round(self, transfer: Transfer, header: Header) -> None:
-        """`header` is that of the last frame that was to come."""
+        """A round has ended on all servers; `header` is that of the last frame that was to come."""
+        key = transfer.key
         self._count_ended(transfer)
-        transfer.key.own_steps.pop(transfer.round, None)
-        transfer.tell(changes=not header.flags & NO_GRADIENT)
+        if key.own_steps:
+            key.own_steps.pop(transfer.round, None)
+        if transfer.changes is not None:
+            transfer.tell(changes=not header.flags & NO_GRADIENT)
         transfer.route.ended(transfer)
-        for held in self._windows.end(transfer):
-            self._send(held)
+        self._ended[key.key_id] = max(transfer.round, self._ended.get(key.key_id, INITIAL_ROUND))
+        if key.key_id in self._held:
+            self._send_held(key)
 
     def _count_ended(self, transfer: Transfer) -> None:
         if transfer.source is not None and transfer.round > INITIAL_ROUND:
             self._steps.count_ended(transfer.step, transfer.key.store)
 
-    def awaited(self) -> Optional[Tuple[Transfer, Set[int]]]:
+    def _send_held(self, key: WorkerKey) -> None:
+        """Sends the transfers of a key that are admitted now."""
+        held = self._held.pop(key.key_id, [])
+        free = [one for one in held if self._admits(one)]
+        if len(free) < len(held):
+            self._held[key.key_id] = [one for one in held if not self._admits(one)]
+        for one in sorted(free, key=lambda one: one.round):
+            self._send(one)
+
+    # What is under way.
+
+    def is_idle(self, key: WorkerKey) -> bool:
+        """Whether nothing of a key is under way, and all rounds have ended that the script has
+        called for it."""
+        if key.size_elems == 0:
+            return True  # nothing travels
+        held = key.key_id in self._held or any(one == key.key_id for one, _ in self._expected)
+        if held or self._ended.get(key.key_id, INITIAL_ROUND) < key.round:
+            return False
+        transfers = itertools.chain(self._pushes, self._updates.values(), self._pulls.values())
+        return not any(one.key is key for one in transfers)
+
+    def forget(self, key_id: int) -> None:
+        """Nothing of a key is exchanged any more."""
+        self._ended.pop(key_id, None)
+        self._sums.pop(key_id, None)
+        self.ahead.forget(key_id)
+        self._positions.pop(key_id, None)
+
+    def awaited(self) -> Iterator[Transfer]:
+        """Updates whose values are still to come, then pulls; those for which the script may
+        wait."""
+        for transfer in itertools.chain(self._updates.values(), self._pulls.values()):
+            if transfer.awaited_since_s is not None:
+                yield transfer
+
+    def awaited_since_s(self, key: WorkerKey, round: int) -> Optional[float]:
+        """Since when the script waits for a round of a key, or may do, on the monotonic clock; None
+        if it does not."""
+        found = [one for one in self.awaited() if one.key is key and one.round >= round]
+        return min((one.awaited_since_s or 0.0 for one in found), default=None)
+
+    def oldest(self) -> Optional[Tuple[Transfer, Set[int]]]:
         """The oldest transfer of which values are still to come, or else the end of its round, and
         from which servers."""
-        transfer = self._in_progress.oldest
+        transfer = next(self.awaited(), None)
         if transfer is None:
-            return self._windows.oldest
+            return next(iter(self._expected.values()), None)
         return transfer, transfer.route.missing(transfer)
 
     def fail(self, error: BaseException) -> None:
         """Ends all transfers with an error."""
         self.ahead.fail(error)
-        for transfer in self._windows.expecting:
+        for transfer, _ in self._expected.values():
             transfer.round_failed(error)
-        too_early, self._too_early = self._too_early, {}
-        held = self._in_progress.clear() + self._windows.clear()
-        for transfer in (*held, *too_early.values()):
+        under_way = self._pushes.union(self._updates.values(), self._pulls.values())
+        held = itertools.chain.from_iterable(self._held.values())
+        ending = [*under_way, *held, *self._too_early.values()]
+        for kept in (self._pushes, self._updates, self._pulls, self._held, self._expected):
+            kept.clear()
+        self._too_early.clear()
+        for transfer in ending:
             transfer.fail(error)
 
 
-def _ends_with_result(transfer: Transfer) -> bool:
-    """Whether it is a push's result that tells that its round has ended."""
-    return transfer.source is not None and transfer.target is not None
+def _answered(asks: Sequence[Ask]) -> bool:
+    return all(ask.answered for ask in asks)
+
+
+def _gradient(transfer: Transfer) -> np.ndarray:
+    assert transfer.source is not None
+    memory = memory_at(transfer.source, transfer.key.size_bytes)
+    return np.frombuffer(memory, transfer.key.numpy_dtype)

@@ -51,22 +51,19 @@ class Gates:
         self._held: Dict[int, Dict[int, List[Frame]]] = {}
         """Frames by server and step."""
 
-    def begin(self, step: int, size_bytes: int) -> None:
-        """Counts a transfer of a step, before it is sent."""
+    def begin(self, step: int, size_bytes: int) -> bool:
+        """Counts a transfer of a step, before it is sent; whether as many bytes have begun as in
+        the step before."""
         if step > self._step:
             self._step = step
             self._before_bytes, self._size_bytes = self._size_bytes, 0
             self._tell(step, self._before_bytes)
         self._size_bytes += size_bytes
-
-    @property
-    def all_begun(self) -> bool:
-        """Whether as many bytes have begun as in the step before."""
         return self._size_bytes >= self._before_bytes
 
     def values_complete(self) -> None:
         """Announces that this worker waits for no values now, if all of the step have begun."""
-        if self.all_begun:
+        if self._size_bytes >= self._before_bytes:
             self._tell(self._step + 1, self._size_bytes)
 
     def push(self, server: int, step: int, frame: Frame) -> None:

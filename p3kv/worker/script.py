@@ -14,7 +14,7 @@ from typing import Collection, List, Mapping, Optional, Sequence, Tuple
 
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import MAX_AWAITED, MAX_PLACE_CHARS, Whereabouts
-from p3kv.worker.in_progress import InProgress
+from p3kv.worker.exchange import Exchange
 from p3kv.worker.transfers import WorkerKey
 
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
@@ -87,7 +87,7 @@ class Script:
         self,
         asked: Sequence[Tuple[int, int]] = (),
         keys: Optional[Mapping[int, WorkerKey]] = None,
-        in_progress: Optional[InProgress] = None,
+        exchange: Optional[Exchange] = None,
     ) -> Whereabouts:
         """What to tell the scheduler: `asked` rounds of keys for which the script has not pushed
         are told, too. In the worker's thread, where that runs."""
@@ -95,8 +95,8 @@ class Script:
         wait, waited_s = (0, 0.0) if since_s is None else (self._waits, time.monotonic() - since_s)
         awaits: List[Tuple[int, int]] = []
         called = ""
-        if wait and in_progress is not None:
-            transfers = list(islice(in_progress.awaited(), MAX_AWAITED))
+        if wait and exchange is not None:
+            transfers = list(islice(exchange.awaited(), MAX_AWAITED))
             awaits = [(one.key.key_id, one.round) for one in transfers]
             if transfers:
                 first = transfers[0]

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Stalled, workers
-from p3kv.worker.in_progress import InProgress
+from p3kv.worker.exchange import Exchange
 from p3kv.worker.transfers import WorkerKey
 
 _log = logging.getLogger(__name__)
@@ -35,14 +35,14 @@ class StallWarnings:
         self,
         rank: int,
         keys: Mapping[int, WorkerKey],
-        in_progress: InProgress,
+        exchange: Exchange,
         first_s: float,
     ) -> None:
         """`rank` is this worker's, and `keys` are those that it has declared. A script that has
         waited for less than `first_s` has not waited."""
         self._rank = rank
         self._keys = keys
-        self._in_progress = in_progress
+        self._exchange = exchange
         self._first_s = first_s
         self._not_awaited: Dict[int, _Told] = {}
         """By key."""
@@ -67,10 +67,10 @@ class StallWarnings:
         for key_id, (stalled, at_s) in list(self._not_awaited.items()):
             key = self._keys[key_id]
             pushed = key.begun >= stalled.round
-            if pushed and self._in_progress.update(key_id, stalled.round) is None:
+            if pushed and self._exchange.update(key_id, stalled.round) is None:
                 del self._not_awaited[key_id]  # the value has come
                 continue
-            since_s = self._in_progress.awaited_since_s(key, stalled.round)
+            since_s = self._exchange.awaited_since_s(key, stalled.round)
             waited_s = 0.0 if since_s is None else now_s - since_s
             if waited_s >= self._first_s:
                 del self._not_awaited[key_id]  # the server tells again

@@ -128,6 +128,10 @@ class WorkerKey:
         self._pushes = 0
         self._asks: List[Ask] = []
         self._slices: Dict[int, Tuple[Slice, ...]] = {}
+        self.is_gated = not (consistency.own_rounds or consistency.local)
+        """Whether gates hold pushes back; they count steps that workers share, and nobody waits for
+        gradients of an own step. Nor do workers that train by themselves wait for the values of one
+        step before they push in the next."""
 
     def keep_memory(self) -> None:
         """Has checkpoints have what the encoder remembers; before the first push. Raises
@@ -392,10 +396,8 @@ class Transfer:
 
     @property
     def gate_step(self) -> int:
-        """The step for which gates hold a push back; they count steps that workers share, and
-        nobody waits for gradients of an own step. Nor do workers that train by themselves wait for
-        the values of one step before they push in the next."""
-        return 0 if self.key.own_rounds or self.key.consistency.local else self.step
+        """The step for which gates hold a push back."""
+        return self.step if self.key.is_gated else 0
 
     def misses(self, piece: Slice) -> bool:
         """Whether a slice has not begun to arrive in the target."""
@@ -411,7 +413,7 @@ class Transfer:
         """The bytes of one slice of the array at an address, `source` or `target`."""
         whole = self._memory.get(array)
         if whole is None:
-            whole = self._memory[array] = memory_at(array, self.key.size_bytes)
+            whole = self._memory[array] = _memoryview(array, self.key.size_bytes, _WRITABLE)
         item_bytes = self.key.item_bytes
         return whole[piece.offset * item_bytes : (piece.offset + piece.length) * item_bytes]
 

@@ -244,7 +244,7 @@ def test_a_server_refuses_payloads_that_the_key_s_codec_does_not_make(
         job.declare("w", SIZE)
         (server,) = job.servers
         with pytest.raises(ProtocolError, match=f"{header.payload_bytes} .*bytes for key 'w'"):
-            server.consumer.slices.land_push(server.connections[0], header)
+            server.consumer.land_push(server.connections[0], header)
 
 
 @pytest.mark.parametrize(

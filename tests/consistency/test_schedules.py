@@ -299,7 +299,7 @@ def test_a_server_refuses_rounds_that_nobody_may_be_at(kind: Kind, round_: int) 
         header = kind.header(kind, 0, payload_bytes=SIZE // 2 * 4, round=round_, step=round_)
         with pytest.raises(ProtocolError, match=f"at round {round_} of key 'often', slice 0"):
             if kind == Kind.PUSH:
-                consumer.slices.land_push(job.servers[0].connections[0], header)
+                consumer.land_push(job.servers[0].connections[0], header)
             else:
                 consumer.engine.key(header.key, header.rank).check_ahead(round_, header.rank)
 
@@ -338,7 +338,7 @@ def test_a_worker_has_left_when_its_last_push_is_added_up_and_not_before() -> No
             if round_ == 1:
                 # Of worker 1's slices, which have all come, some wait when worker 0's are added.
                 assert server.workers.done == {1}
-                assert len(server.consumer.frames.queue) == 4
+                assert len(server.consumer.queue) == 4
                 job.finish()
                 assert server.failures == []
         job.finish()

@@ -278,7 +278,7 @@ def test_a_server_counts_each_worker_s_rounds_by_themselves(kind: Kind) -> None:
             )
             with pytest.raises(ProtocolError, match=f"at round {round_} of key 'own', slice 0"):
                 if kind == Kind.PUSH:
-                    consumer.slices.land_push(job.servers[0].connections[rank], header)
+                    consumer.land_push(job.servers[0].connections[rank], header)
                 else:
                     consumer.engine.key(header.key, header.rank).check_ahead(round_, rank)
 

@@ -33,7 +33,7 @@ class Waiting:
         self.silences = Silences(
             Settings(stall_timeout_s=100.0),
             self.data_plane.servers,
-            self.data_plane.exchange.awaited,
+            self.data_plane.exchange.oldest,
         )
 
     def look(self, begin_s: int, end_s: int) -> None:
@@ -92,7 +92,7 @@ def test_only_servers_that_owe_something_are_told_of(
     job.workers[0].begin()
     job.carry_all(job.workers[0].servers[1])
     server = job.servers[1]
-    while len(server.consumer.frames.queue):
+    while len(server.consumer.queue):
         server.consumer.consume()
     job.carry_all(server.workers.connections[1])
     waiting.look(100, 111)

@@ -13,41 +13,31 @@ class Buffer:
     A buffer goes back to its pool when it is retired and no frame is being sent from it.
     """
 
-    __slots__ = ("_pool", "_retired", "_sends", "array", "bytes", "kind")
+    __slots__ = ("_pool", "array", "bytes", "is_retired", "kind", "sends")
 
     def __init__(self, pool: BufferPool, length: int, dtype: np.dtype) -> None:
         self._pool = pool
-        self.kind = (length, dtype.str)
+        self.kind = (length, dtype)
         self.array = np.empty(length, dtype)
         self.bytes = self.array.view(np.uint8).data
-        self._retired = False
-        self._sends = 0
-
-    @property
-    def sending(self) -> bool:
-        """Whether a frame still needs the elements as they are."""
-        return self._sends > 0
+        self.is_retired = False
+        self.sends = 0
+        """How many frames still need the elements as they are."""
 
     def begin_send(self) -> None:
         """Keeps the elements until `end_send`."""
-        self._sends += 1
+        self.sends += 1
 
     def end_send(self) -> None:
         """Undoes one `begin_send`."""
-        self._sends -= 1
-        self._recycle()
+        self.sends -= 1
+        if self.is_retired and not self.sends:
+            self._pool.put(self)
 
     def retire(self) -> None:
         """Says that only frames being sent need the elements."""
-        self._retired = True
-        self._recycle()
-
-    def reuse(self) -> None:
-        """Takes a recycled buffer into use again."""
-        self._retired = False
-
-    def _recycle(self) -> None:
-        if self._retired and self._sends == 0:
+        self.is_retired = True
+        if not self.sends:
             self._pool.put(self)
 
 
@@ -55,14 +45,14 @@ class BufferPool:
     """Buffers by length and dtype. Belongs to one thread."""
 
     def __init__(self) -> None:
-        self._free: Dict[Tuple[int, str], List[Buffer]] = {}
+        self._free: Dict[Tuple[int, np.dtype], List[Buffer]] = {}
 
     def get(self, length: int, dtype: np.dtype) -> Buffer:
         """A buffer of `length` elements, not initialised."""
-        free = self._free.get((length, dtype.str))
+        free = self._free.get((length, dtype))
         if free:
             buffer = free.pop()
-            buffer.reuse()
+            buffer.is_retired = False
             return buffer
         return Buffer(self, length, dtype)
 

@@ -13,7 +13,6 @@ from p3kv.common.finite import NotFinite
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.buffers import Buffer
 from p3kv.server.engine.keys import ServerKey
-from p3kv.server.engine.ledger import OwnRounds
 from p3kv.server.engine.plan import Hold, KeyPlan, Rules
 from p3kv.server.engine.rounds import Round
 from p3kv.server.engine.rows import RowsKey
@@ -81,8 +80,9 @@ class Engine:
 
     def key_of_slices(self, key_id: int, rank: int) -> ServerKey:
         """The key of whose slices a worker speaks; ProtocolError if it has none."""
-        key = self.key(key_id, rank)
+        key = self.keys.get(key_id)
         if not isinstance(key, ServerKey):
+            key = self.key(key_id, rank)
             raise ProtocolError(f"worker {rank} speaks of slices of {key.plan.called}")
         return key
 
@@ -163,7 +163,7 @@ class Engine:
         slice_: ServerSlice,
         rank: int,
         round: int,
-        gradient: Buffer,
+        gradient: Optional[Buffer],
         wants_result: bool,
         priority: int,
         step: int,
@@ -171,27 +171,21 @@ class Engine:
     ) -> Round[SliceSum]:
         """Adds a worker's slice, and owns `gradient` from now on; call `end_rounds` afterwards.
 
-        `gradient` has the slice's elements, or the bytes `encoded` that its codec reads. Raises
-        ProtocolError for a push that can't be right.
+        `gradient` has the slice's elements, or the bytes `encoded` that its codec reads; None: the
+        worker has none. Raises ProtocolError for a push that can't be right.
         """
-        current = _counted(slice_, rank, round, wants_result, priority, step)
-        _add(slice_, current, rank, gradient, encoded)
-        return current
-
-    def push_no_gradient(
-        self,
-        slice_: ServerSlice,
-        rank: int,
-        round: int,
-        wants_result: bool,
-        priority: int,
-        step: int,
-    ) -> Round[SliceSum]:
-        """Counts a worker that has no gradient for a round; otherwise as `push`."""
-        if round == INITIAL_ROUND:
+        if gradient is None and round == INITIAL_ROUND:
             raise ProtocolError(f"it gave no initial value of {slice_.name}")
-        current = _counted(slice_, rank, round, wants_result, priority, step)
-        current.lacks_gradient = True
+        current = slice_.ledger.round_for(rank, round, step)
+        current.arrived.add(rank)
+        (current.wanting if wants_result else current.others).append(rank)
+        current.priority = priority
+        if gradient is None:
+            current.lacks_gradient = True
+        elif encoded is None:
+            current.sum.add(rank, gradient)
+        else:
+            _add_encoded(slice_, current, rank, gradient, encoded)
         return current
 
     def push_in_host_sum(
@@ -244,7 +238,10 @@ class Engine:
             current.lacks_gradient = True
             return
         try:
-            _add(slice_, current, rank, total, encoded)
+            if encoded is None:
+                current.sum.add(rank, total)
+            else:
+                _add_encoded(slice_, current, rank, total, encoded)
         except NotFinite as error:
             # Workers have checked their gradients: it is no single one that is too large.
             raise NotFinite(error.what, slice_.plan.called, round) from None
@@ -260,8 +257,9 @@ class Engine:
         It ends the next round when the caller asks for the next result. By then the caller must
         have queued the result before: a value that no frame is being sent from is updated in place.
         """
+        holds = unit.plan.holds
         while (current := _next_round(unit)) is not None:
-            if unit.plan.holds and isinstance(unit, ServerSlice) and _needs_whole(unit, current):
+            if holds and isinstance(unit, ServerSlice) and _needs_whole(unit, current):
                 yield from _end_together(unit, current)
             else:
                 yield _ended(unit, current, unit.update(current))
@@ -269,10 +267,8 @@ class Engine:
     def answers(self, unit: Unit) -> Iterator[Ended]:
         """The answers to rounds that have ended before, of workers that had to wait for slower ones
         and need not any more; to be asked for after `end_rounds`."""
-        ledger = unit.ledger
-        if isinstance(ledger, OwnRounds) and ledger.unanswered:
-            for current in ledger.take_answered():
-                yield _answer(unit, current)
+        for current in unit.ledger.take_answered():
+            yield _answer(unit, current)
 
 
 # Which round ends next.
@@ -292,9 +288,7 @@ def _next_round(unit: Unit) -> Optional[Round]:
 
 def _oldest_waiting(unit: Unit) -> Optional[Round]:
     ledger = unit.ledger
-    if isinstance(ledger, OwnRounds) and ledger.unanswered:
-        return ledger.unanswered[0]
-    return ledger.open.get(unit.round + 1)
+    return ledger.unanswered[0] if ledger.unanswered else ledger.open.get(ledger.round + 1)
 
 
 def _lacks_settings(unit: Unit, current: Round) -> bool:
@@ -357,9 +351,9 @@ def _end_together(slice_: ServerSlice, current: Round[SliceSum]) -> List[Ended]:
 
 def _ended(unit: Unit, current: Round, changed: bool) -> Ended:
     current.changed = changed
-    unit.ledger.end(current)
     ledger = unit.ledger
-    if isinstance(ledger, OwnRounds) and ledger.unanswered[-1:] == [current]:
+    ledger.end(current)
+    if ledger.unanswered and ledger.unanswered[-1] is current:
         return Ended(unit, current.number, current.step, current.priority, [], [])
     return _answer(unit, current)
 
@@ -372,30 +366,13 @@ def _answer(unit: Unit, current: Round) -> Ended:
     )  # fmt: skip
 
 
-def _add(
+def _add_encoded(
     slice_: ServerSlice,
     current: Round[SliceSum],
     rank: int,
     gradient: Buffer,
-    encoded: Optional[memoryview],
+    encoded: memoryview,
 ) -> None:
-    if encoded is None:
-        current.sum.add(rank, gradient)
-    else:
-        part = Part(slice_.offset, current.number, current.step)
-        current.sum.add_encoded(rank, encoded, part)
-        gradient.retire()
-
-
-def _counted(
-    slice_: ServerSlice, rank: int, round: int, wants_result: bool, priority: int, step: int
-) -> Round[SliceSum]:
-    """The round for which a worker has pushed a slice, with that counted."""
-    current = slice_.ledger.round_for(rank, round, step)
-    current.arrived.add(rank)
-    if wants_result:
-        current.wanting.append(rank)
-    else:
-        current.others.append(rank)
-    current.priority = priority
-    return current
+    part = Part(slice_.offset, current.number, current.step)
+    current.sum.add_encoded(rank, encoded, part)
+    gradient.retire()

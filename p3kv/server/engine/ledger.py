@@ -34,6 +34,8 @@ class Ledger(ABC, Generic[S]):
         by themselves and keys take turns, at most as long as between two rounds."""
         self._begun_s = 0.0
         """When the last round has begun, on the monotonic clock."""
+        self.unanswered: List[Round[S]] = []
+        """Rounds that have ended, and whose workers must wait for others before they go on."""
         self._plan = plan
         self._new_sum = new_sum
         self._name = name
@@ -80,6 +82,14 @@ class Ledger(ABC, Generic[S]):
         self.round += 1
         del self.open[self.round]
         del self._plan.rules.open_rounds[current]
+
+    def may_end(self, current: Round[S]) -> bool:
+        """Whether a push for a round may have made one complete; `complete` says which."""
+        return True
+
+    def take_answered(self) -> List[Round[S]]:
+        """Takes the rounds whose workers need not wait any more."""
+        return []
 
     @abstractmethod
     def complete(self) -> Iterable[Round[S]]:
@@ -130,6 +140,10 @@ class Ledger(ABC, Generic[S]):
 class SharedRounds(Ledger[S]):
     """Rounds for which all workers push; the consistency rule says when they end."""
 
+    def may_end(self, current: Round[S]) -> bool:
+        is_initial = current.number == INITIAL_ROUND
+        return is_initial or self._plan.ends(current.number, current.arrived)
+
     def complete(self) -> Iterable[Round[S]]:
         following = self.open.get(self.round + 1)
         if following is None:
@@ -171,8 +185,6 @@ class OwnRounds(Ledger[S]):
         super().__init__(plan, new_sum, name)
         self.own: Dict[Tuple[int, int], Round[S]] = {}
         """By rank and round, those that have not ended."""
-        self.unanswered: List[Round[S]] = []
-        """Rounds that have ended, and whose workers must wait for others before they go on."""
         self.barriers: Deque[int] = deque()
         """No later round than the first of these ends, until all workers' have that one has."""
         self._ended: Dict[int, int] = {}
@@ -259,7 +271,6 @@ class OwnRounds(Ledger[S]):
             yield OpenRound(needs, current, self._slower(needs))
 
     def take_answered(self) -> List[Round[S]]:
-        """Takes the rounds whose workers need not wait any more."""
         free = [one for one in self.unanswered if self.is_new_enough(one.owner, one.number)]
         self.unanswered = [one for one in self.unanswered if one not in free]
         for one in free:

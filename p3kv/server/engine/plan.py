@@ -62,6 +62,7 @@ class KeyPlan:
             raise ProtocolError(f"server {rules.rank} keeps nothing of key {declared.key!r}")
         self.declared = declared
         self.key_id = declared.key_id
+        self.store = declared.store
         self.rules = rules
         self.called = called(declared.key, declared.name)
         """The key's name in messages to users."""
@@ -108,7 +109,7 @@ class KeyPlan:
     @property
     def optimizer(self) -> Optional[Optimizer]:
         """Optimizer of the key's store."""
-        return self.rules.optimizers.get(self.declared.store)
+        return self.rules.optimizers.get(self.store)
 
     @property
     def lacks_settings(self) -> bool:
@@ -138,9 +139,10 @@ class KeyPlan:
 
     def optimizer_of(self, current: Round) -> Optional[Optimizer]:
         """Optimizer of the key's store, which knows how many workers a round's sum is without."""
-        optimizer = self.optimizer
-        if optimizer is not None and not self.consistency.own_rounds:
-            optimizer.absent = self.rules.leavers.absent(current.arrived)
+        rules = self.rules
+        optimizer = rules.optimizers.get(self.store)
+        if rules.leavers.ranks and optimizer is not None and not self.consistency.own_rounds:
+            optimizer.absent = rules.leavers.absent(current.arrived)
         return optimizer
 
     def update_step(self, current: Round) -> Optional[int]:
@@ -148,7 +150,9 @@ class KeyPlan:
         are worker rank 0's: other workers' own rounds go by the last one of which something is
         updated here."""
         if not self.consistency.own_rounds:
-            return None if self.rules.leavers.leads_no_more(current.arrived) else current.step
+            leavers = self.rules.leavers  # mostly nobody
+            newest = leavers.ranks and leavers.leads_no_more(current.arrived)
+            return None if newest else current.step
         if current.owner == 0 or self.optimizer is None:
             return current.step
         return self.optimizer.last_step

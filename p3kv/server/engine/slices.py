@@ -18,7 +18,7 @@ from p3kv.server.engine.rounds import Round
 from p3kv.server.engine.sums import SliceSum, maker_of_sums
 from p3kv.server.engine.unit import Unit
 from p3kv.server.optimizer import WHOLE
-from p3kv.wire.header import ENCODED, INITIAL_ROUND
+from p3kv.wire.header import ENCODED, INITIAL_ROUND, clock_us
 
 _BYTE = np.dtype(np.uint8)
 
@@ -40,6 +40,7 @@ class ServerSlice(Unit):
         self.plan = plan
         self.index = index
         self.length = length
+        self.size_bytes = length * plan.dtype.itemsize
         self.offset = offset
         """The slice's first element among those that this server keeps of the key."""
         self.first_round = first_round
@@ -47,6 +48,9 @@ class ServerSlice(Unit):
         self.of_key: Dict[int, ServerSlice] = {index: self}
         """All slices of this size that the server keeps of the key, by index, in the order of their
         elements."""
+        self.travels_as_it_is = plan.codecs.values.in_place and not plan.consistency.predicts
+        """Whether a worker that was sent the value has it, and not one that is rounded, or is a
+        prediction."""
         self.value: Optional[Buffer] = None
         self.ledger: Ledger[SliceSum] = new_ledger(plan, maker_of_sums(plan, length), self.name)
         self.ready_s: Dict[int, float] = {}
@@ -97,7 +101,10 @@ class ServerSlice(Unit):
         A value is encoded once, when the first worker wants it, unless each gets something else. A
         true value is not encoded beside a predicted one.
         """
-        value, codec = self.known_value(), self.plan.codecs.values
+        assert self.value is not None
+        value, codec = self.value, self.plan.codecs.values
+        if self.travels_as_it_is and not (has_last and self._wire):
+            return value, value.bytes, 0
         if self.plan.consistency.predicts and self.round > INITIAL_ROUND:
             value = self._prediction(value) if answers_push else value
             if not answers_push and not codec.of_each_worker:
@@ -123,11 +130,13 @@ class ServerSlice(Unit):
             self._wire = buffer, buffer.bytes[:count]
         return (*self._wire, ENCODED)
 
-    @property
-    def travels_as_it_is(self) -> bool:
-        """Whether a worker that was sent the value has it, and not one that is rounded, or is a
-        prediction."""
-        return self.plan.codecs.values.in_place and not self.plan.consistency.predicts
+    def late_us(self, rank: int, round: int) -> int:
+        """How much later than a worker's gradient the last one of the value's round was ready; 0
+        if the value is of another round than this."""
+        if round != self.ledger.round or not self.ready_s:
+            return 0
+        last_s = max(self.ready_s.values())
+        return clock_us(last_s - self.ready_s.get(rank, last_s))
 
     def _knows_last(self, rank: int) -> bool:
         """Whether a worker has the value before this one, or by rounds of its own an older one. A
@@ -157,7 +166,7 @@ class ServerSlice(Unit):
 
     def has_gradient(self, current: Round[SliceSum]) -> bool:
         """Whether any worker has pushed a gradient in a complete round: else it changes nothing."""
-        if not current.sum.empty:
+        if not current.sum.empty:  # nearly always
             return True
         if not current.lacks_gradient:
             raise ProtocolError(f"nobody has sent the sum of {self.name} in round {current.number}")
@@ -175,7 +184,8 @@ class ServerSlice(Unit):
                 self.plan.encoder(0).sent_as_it_is(self.known_value().array, part)
         else:
             value, rows = self._value_to_change(), self.plan.zero_rows
-            self.scale(current, total.array)
+            if self.plan.rules.held_rounds.steps:
+                self.scale(current, total.array)
             step, before = self.plan.update_step(current), None
             if rows is not None and current.have_last and rows.looks(current.number):
                 before = value.array.copy()
@@ -222,8 +232,9 @@ class ServerSlice(Unit):
     def _value_to_change(self) -> Buffer:
         """The value's buffer; another one where a straggler is still being sent the value, which
         must stay as it is then."""
-        value = self.known_value()
-        if value.sending:
+        value = self.value
+        assert value is not None
+        if value.sends:
             value = self.value = self.plan.rules.pool.cast(value, self.plan.dtype)
         return value
 

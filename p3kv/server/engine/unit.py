@@ -46,7 +46,7 @@ class Unit(ABC):
         """Scales the sum of a round that ends, if its step is clipped. In a store without an
         optimizer, no gradients are clipped."""
         plan = self.plan
-        held_rounds = plan.rules.held_rounds
+        held_rounds = plan.rules.held_rounds  # mostly of no step
         if held_rounds.steps and plan.optimizer is not None and not plan.consistency.own_rounds:
             held_rounds.scale(current.step, self.size_elems, total)
 

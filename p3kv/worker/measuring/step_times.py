@@ -38,6 +38,11 @@ _MOSTLY_KNOWN = 1.5
 """A layer counts if the backward time from it on, as far as that is measured, is so many times what
 is guessed for the layer whose gradient comes first."""
 
+_FIRST, _EVERY = 32, 8
+_SHORT_S = 0.2
+"""After the first steps, one of so many that are short is measured, and stands for all: it takes
+about as long as a small tensor's whole way."""
+
 now_s = time.monotonic
 
 
@@ -68,10 +73,13 @@ _NOT = _Arrived(0.0, 0.0, UNKNOWN)
 class _Step:
     """Record of a step while its gradients become ready and its values arrive."""
 
-    __slots__ = ("arrived", "keys", "number", "ready_s")
+    __slots__ = ("arrived", "first_s", "is_measured", "keys", "number", "ready_s")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, first_s: float = 0.0, is_measured: bool = True) -> None:
         self.number = number
+        self.first_s = first_s
+        """When its first gradient was ready."""
+        self.is_measured = is_measured
         self.keys: List[WorkerKey] = []
         self.ready_s: List[float] = []
         """When the keys' gradients were ready."""
@@ -125,6 +133,10 @@ class StepTimes:
         self._soon = soon
         self._waits: Counter[WorkerKey] = Counter()
         self._step = _Step(0)
+        self._begun = 0
+        """How many steps have begun."""
+        self._last = 0.0, Parts()
+        """How long the last step took that was measured, and what that went into."""
         self.work = ServerWork()
         """What the servers say of it."""
         self._forwards_s: Deque[float] = deque(maxlen=_RECENT)
@@ -141,11 +153,21 @@ class StepTimes:
     def gradient_ready(self, transfer: Transfer) -> None:
         """Takes note of a transfer with a gradient, which was ready when it was made."""
         if transfer.step > self._step.number:
-            if self._step.number:
-                self._soon(partial(self._end, self._step, transfer.ready_s))
-            self._step = _Step(transfer.step)
-        self._step.keys.append(transfer.key)
-        self._step.ready_s.append(transfer.ready_s)
+            self._next_step(transfer)
+        if self._step.is_measured:
+            self._step.keys.append(transfer.key)
+            self._step.ready_s.append(transfer.ready_s)
+
+    def _next_step(self, transfer: Transfer) -> None:
+        before = self._step
+        if before.number:
+            end = self._end if before.is_measured else self._count_alike
+            self._soon(partial(end, before, transfer.ready_s))
+        self._begun += 1
+        is_measured = (
+            self._begun <= _FIRST or self._begun % _EVERY == 0 or self._last[0] >= _SHORT_S
+        )
+        self._step = _Step(transfer.step, transfer.ready_s, is_measured)
 
     def value_arrived(
         self, transfer: Transfer, late_s: float = 0.0, server: int = UNKNOWN, worked_us: int = 0
@@ -153,11 +175,15 @@ class StepTimes:
         """Takes note that all of a key's new value is here. The last gradient for it was ready
         `late_s` after this worker's; `server`, which sent the last slice, had worked for
         `worked_us` in all when it did."""
+        step = self._step
+        # What servers had done before a step that is measured is known from the step before.
+        if not step.is_measured and (self._begun + 1) % _EVERY:
+            return
         at_s = now_s()
         if server != UNKNOWN:
             self.work.note(server, at_s, worked_us)
         if not transfer.key.goes_on:
-            self._step.arrived[transfer.key] = _Arrived(at_s, late_s, server)
+            step.arrived[transfer.key] = _Arrived(at_s, late_s, server)
         else:
             self._local.value_arrived(transfer, at_s, late_s, server)
 
@@ -239,6 +265,16 @@ class StepTimes:
             blocked_s + longest_s,
         )  # fmt: skip
 
+    def _count_alike(self, step: _Step, next_s: float) -> None:
+        """Counts a step that was not measured."""
+        step_s = max(0.0, next_s - step.first_s)
+        last_s, parts = self._last
+        share = step_s / last_s if last_s else 0.0
+        self.parts = self.parts.plus(Parts(*(part * share for part in parts)))
+        self.step_s += step_s
+        self.steps += 1
+        self.on_step(self.steps)
+
     def _count_local(self, end_s: float, step_s: float, waits: List[Wait]) -> None:
         self._count(end_s, step_s, 0.0, waits, sum(wait.seconds for wait in waits))
 
@@ -247,6 +283,7 @@ class StepTimes:
     ) -> None:
         """Counts a step; the rest is as in `parts_of_step`."""
         parts = parts_of_step(step_s, script_s, waits, longest_s, self._delayed())
+        self._last = step_s, parts
         self.parts = self.parts.plus(parts)
         self.step_s += step_s
         self.work.forget(end_s)

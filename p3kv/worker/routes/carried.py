@@ -9,7 +9,7 @@ from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.fields import SummandHeader
 from p3kv.wire.header import CARRIES, IN_HOST_SUM, INITIAL_ROUND, NO_GRADIENT, WANTS_RESULT
-from p3kv.worker.in_progress import InProgress
+from p3kv.worker.exchange import Exchange
 from p3kv.worker.routes.carriers import Carriers
 from p3kv.worker.routes.host_memory import HostMemory
 from p3kv.worker.transfers import Transfer
@@ -43,14 +43,14 @@ class Carried:
         rank: int,
         carriers: Carriers,
         memory: HostMemory,
-        in_progress: InProgress,
+        exchange: Exchange,
         on_passed: Callable[[], None],
     ) -> None:
         """`on_passed` is called when all values of a round have come that only neighbours want."""
         self._rank = rank
         self._carriers = carriers
         self._memory = memory
-        self._in_progress = in_progress
+        self._exchange = exchange
         self._on_passed = on_passed
         self._parts: Dict[_Place, _Part] = {}
         self._came: Dict[_Place, Dict[int, SummandHeader]] = {}
@@ -115,7 +115,7 @@ class Carried:
     def read(self, transfer: Transfer, piece: Slice) -> None:
         """A slice of the gradient is needed no more."""
         if transfer.target is None:
-            self._in_progress.slice_sent(transfer, piece.length)
+            self._exchange.slice_sent(transfer, piece.length)
 
     @property
     def passes_on(self) -> bool:
@@ -183,7 +183,7 @@ class Carried:
             if self._carriers.carrier(key, piece, transfer.round) == self._rank
         )
         self._passing += 1
-        self._in_progress.add_update(values)
+        self._exchange.add_update(values)
 
     def _passed(self, error: Optional[BaseException]) -> None:
         self._passing -= 1

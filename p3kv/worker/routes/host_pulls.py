@@ -25,7 +25,7 @@ from p3kv.wire.rows import (
     union,
     unpacked,
 )
-from p3kv.worker.in_progress import InProgress
+from p3kv.worker.exchange import Exchange
 from p3kv.worker.routes.carriers import Carriers
 from p3kv.worker.routes.rows import Answer, RowsPull, RowsRoute, Run, runs_of
 from p3kv.worker.transfers import Transfer, WorkerKey
@@ -72,7 +72,7 @@ class HostPulls:
         neighbours: Mapping[int, Connection],
         carriers: Carriers,
         rows: RowsRoute,
-        in_progress: InProgress,
+        exchange: Exchange,
         on_passed: Callable[[], None],
     ) -> None:
         """`on_passed` is called when nothing is to come any more that neighbours want."""
@@ -80,7 +80,7 @@ class HostPulls:
         self._neighbours = neighbours
         self._carriers = carriers
         self._rows = rows
-        self._in_progress = in_progress
+        self._exchange = exchange
         self._on_passed = on_passed
         self._keys: Dict[int, WorkerKey] = {}
         """Those for which this worker has asked, or that have ended a round."""
@@ -129,7 +129,7 @@ class HostPulls:
 
     def go_on_without(self, rank: int) -> None:
         """A neighbour has left, and with it what it was asked for."""
-        for pull in self._in_progress.pulls:
+        for pull in self._exchange.pulls:
             if isinstance(pull, RowsPull):
                 lost = [one.run for one in pull.arriving.values() if one.carrier == rank]
                 if lost:
@@ -155,7 +155,7 @@ class HostPulls:
 
     def land_rows(self, rank: int, header: RowsHeader) -> Landing:
         """Takes rows that a neighbour passes on; ProtocolError if none are expected of it."""
-        pull, answer = self._in_progress.pull(header.request), None
+        pull, answer = self._exchange.pull(header.request), None
         if isinstance(pull, RowsPull) and pull.key.key_id == header.key:
             runs = pull.key.runs
             answer = pull.arriving.get(runs[header.slice][0]) if header.slice < len(runs) else None
@@ -209,7 +209,7 @@ class HostPulls:
 
     def _request_alike(self, key: WorkerKey, run: Run, wishes: Sequence[_Wish]) -> None:
         header, words = wishes[0]
-        own = self._in_progress.pull(header.request)
+        own = self._exchange.pull(header.request)
         if len(wishes) == 1 and header.rank == self._rank and isinstance(own, RowsPull):
             self._rows.ask(own, [run])
             return
@@ -246,7 +246,7 @@ class HostPulls:
                 slice=asked.slice, first=numbers.first, rows=numbers.rows,
             )  # fmt: skip
             if asked.rank == self._rank:
-                pull = self._in_progress.pull(asked.request)
+                pull = self._exchange.pull(asked.request)
                 assert isinstance(pull, RowsPull)
                 own = Rows(rows.numbers[places], rows.elements[some])
                 self._rows.take(pull, pull.arriving[run.server], answer, own)

@@ -50,7 +50,7 @@ from p3kv.wire.header import (
 from p3kv.wire.messages import LastRounds, SliceSizes, encode
 from p3kv.wire.queue import PriorityQueue, urgency
 from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
-from p3kv.worker.in_progress import InProgress
+from p3kv.worker.exchange import Exchange
 from p3kv.worker.routes.carried import Carried, wants_result
 from p3kv.worker.routes.carriers import Carriers
 from p3kv.worker.routes.host_memory import HostMemory
@@ -116,7 +116,7 @@ class HostSums(Route):
         sizes: SliceSizesByRound,
         adopt: Callable[[int, SliceSizes], None],
         rows: RowsRoute,
-        in_progress: InProgress,
+        exchange: Exchange,
     ) -> None:
         """`neighbours` are there before the first key is declared. `adopt` takes slice
         sizes, and from which round on they hold."""
@@ -124,7 +124,7 @@ class HostSums(Route):
         self._neighbours = neighbours
         self._sizes = sizes
         self._adopt = adopt
-        self._in_progress = in_progress
+        self._exchange = exchange
         self._passed_on = FIRST_GENERATION
         """The newest generation whose slice sizes neighbours know from this worker, or at once."""
         self._carriers = Carriers(rank, neighbours, settings.deterministic)
@@ -132,11 +132,9 @@ class HostSums(Route):
         self._queue: PriorityQueue[Tuple[Transfer, Slice]] = PriorityQueue()
         """What of this worker's is to be copied or added."""
         self._memory = HostMemory(rank, neighbours)
-        self._carried = Carried(
-            rank, self._carriers, self._memory, in_progress, self._tell_finished
-        )
+        self._carried = Carried(rank, self._carriers, self._memory, exchange, self._tell_finished)
         self._pulls = HostPulls(
-            rank, neighbours, self._carriers, rows, in_progress, self._tell_finished
+            rank, neighbours, self._carriers, rows, exchange, self._tell_finished
         )
         self._last_pushed: Dict[int, int] = {}
         """By key, the last round for which this worker has pushed."""
@@ -341,7 +339,7 @@ class HostSums(Route):
             slice=header.slice, round=header.round, step=transfer.step, priority=transfer.priority,
             late_us=clock_us(max(0.0, late_s)), worked_us=header.worked_us,
         )  # fmt: skip
-        self._in_progress.slice_arrived(transfer, piece, as_sent)
+        self._exchange.slice_arrived(transfer, piece, as_sent)
 
     def _land_goodbye(self, rank: int, header: Header) -> Landing:
         return message_landing(header, LastRounds, partial(self._go_on_without, rank))
@@ -370,7 +368,7 @@ class HostSums(Route):
 
     def _find(self, header: ValueHeader) -> Tuple[Transfer, Slice]:
         """The transfer and the slice of which a neighbour's frame speaks."""
-        transfer = self._in_progress.update(header.key, header.round)
+        transfer = self._exchange.update(header.key, header.round)
         if transfer is not None and transfer.route is self:
             slices = transfer.key.direct.pieces(transfer.key, header.round)
             if header.slice < len(slices):

@@ -48,8 +48,8 @@ from p3kv.wire.rows import (
 )
 from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.wire.spans import trace_departure, traced_arrival
+from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
-from p3kv.worker.in_progress import InProgress
 from p3kv.worker.transfers import Ask, Done, SummedRoute, Transfer, WorkerKey
 
 OnRows = Callable[[np.ndarray], None]
@@ -189,20 +189,17 @@ class RowsRoute(SummedRoute):
         rank: int,
         servers: Mapping[int, Connection],
         gates: Gates,
-        in_progress: InProgress,
+        exchange: Exchange,
         sizes: SliceSizesByRound,
         tracer: Tracer,
-        on_answered: Callable[[Transfer], None],
     ) -> None:
-        """`on_answered` is told of a pull for which no server has any rows."""
         self._rank = rank
         self._servers = servers
         self._gates = gates
-        self._in_progress = in_progress
-        self._counts = in_progress.counts
+        self._exchange = exchange
+        self._counts = exchange.counts
         self._sizes = sizes
         self._tracer = tracer
-        self._on_answered = on_answered
 
     def push(self, transfer: Transfer) -> None:
         """Queues frames for every server of the key, also for those whose rows are not touched."""
@@ -237,7 +234,7 @@ class RowsRoute(SummedRoute):
         with which an optimizer may change all rows, by momentum for example."""
         for piece in self.pieces(transfer.key, transfer.round):
             self.send_empty(transfer, piece, NO_GRADIENT)
-        self._in_progress.sent(transfer)
+        self._exchange.sent(transfer)
 
     def pieces(self, key: WorkerKey, round: int) -> Sequence[Slice]:
         """All that a server keeps of a key is summed by itself."""
@@ -340,7 +337,7 @@ class RowsRoute(SummedRoute):
     def _sent(self, transfer: RowsPush) -> None:
         transfer.missing_frames -= 1
         if not transfer.missing_frames:
-            self._in_progress.sent(transfer)
+            self._exchange.sent(transfer)
 
     def request(self, transfer: Transfer) -> None:
         assert isinstance(transfer, RowsPull)
@@ -356,7 +353,7 @@ class RowsRoute(SummedRoute):
                 asked.append((run.server, words))
         if not asked:
             transfer.done(None)
-            self._on_answered(transfer)
+            self._exchange.note_answered(transfer)
             return
         header = self.asking(transfer)
         for server, words in asked:
@@ -367,7 +364,7 @@ class RowsRoute(SummedRoute):
     def asking(self, transfer: RowsPull, index: int = 0) -> PullRowsHeader:
         """The header of a request; of a neighbour it asks for the rows of a run."""
         if transfer.request == UNKNOWN:
-            transfer.request = self._in_progress.add_pull(transfer)
+            transfer.request = self._exchange.add_pull(transfer)
         flags = 0 if transfer.named is None else PullRowsHeader.NAMED
         flags |= 0 if transfer.known is None else PullRowsHeader.KNOWN
         return PullRowsHeader(
@@ -404,7 +401,7 @@ class RowsRoute(SummedRoute):
 
     def land(self, connection: Connection, header: RowsHeader) -> Landing:
         """Takes rows from a server; ProtocolError if no pull expects them."""
-        transfer = self._in_progress.pull(header.request)
+        transfer = self._exchange.pull(header.request)
         answer = None
         if isinstance(transfer, RowsPull) and transfer.key.key_id == header.key:
             answer = transfer.arriving.get(header.rank)
@@ -475,7 +472,7 @@ class RowsRoute(SummedRoute):
         transfer.rounds[answer.run.server] = header.round
         del transfer.arriving[answer.run.server]
         if not transfer.arriving:
-            self._in_progress.arrived(transfer, header)
+            self._exchange.arrived(transfer, header)
 
     def missing(self, transfer: Transfer) -> Set[int]:
         if isinstance(transfer, RowsPull):

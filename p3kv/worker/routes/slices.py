@@ -28,8 +28,8 @@ from p3kv.wire.header import (
 from p3kv.wire.queue import urgency
 from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
 from p3kv.wire.spans import trace_departure, traced_arrival
+from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
-from p3kv.worker.in_progress import InProgress
 from p3kv.worker.transfers import SummedRoute, Transfer, WorkerKey
 
 
@@ -42,14 +42,14 @@ class SliceRoute(SummedRoute):
         rank: int,
         servers: Mapping[int, Connection],
         gates: Gates,
-        in_progress: InProgress,
+        exchange: Exchange,
         sizes: SliceSizesByRound,
         tracer: Tracer,
     ) -> None:
         self._rank = rank
         self._servers = servers
         self._gates = gates
-        self._in_progress = in_progress
+        self._exchange = exchange
         self._sizes = sizes
         self._tracer = tracer
 
@@ -73,7 +73,7 @@ class SliceRoute(SummedRoute):
             for piece in slices:
                 self.send_empty(transfer, piece, flags)
                 if no_result:
-                    self._in_progress.slice_sent(transfer, piece.length)
+                    self._exchange.slice_sent(transfer, piece.length)
             return
         assert transfer.source is not None
         flags = ACKNOWLEDGE if no_result else WANTS_RESULT
@@ -101,7 +101,7 @@ class SliceRoute(SummedRoute):
                 payload = partial(self._encoded, transfer, piece, memory)
             on_arrived = None
             if no_result:
-                on_arrived = partial(self._in_progress.slice_sent, transfer, piece.length)
+                on_arrived = partial(self._exchange.slice_sent, transfer, piece.length)
             self._send(transfer, piece, payload, flags, on_arrived)
 
     def gradient(self, transfer: Transfer, piece: Slice) -> np.ndarray:
@@ -155,10 +155,11 @@ class SliceRoute(SummedRoute):
         if payload is not None:
             # What is made when the frame begins to leave is counted then.
             size_bytes = len(payload) if isinstance(payload, memoryview) else 0
-            self._in_progress.counts["bytes_sent"] += size_bytes
-            self._in_progress.counts["slices_sent"] += 1
-            trace_departure(self._tracer, frame, piece.server)
-        self._gates.push(piece.server, transfer.gate_step, frame)
+            self._exchange.counts["bytes_sent"] += size_bytes
+            self._exchange.counts["slices_sent"] += 1
+            if self._tracer.enabled:
+                trace_departure(self._tracer, frame, piece.server)
+        self._gates.push(piece.server, transfer.step if key.is_gated else 0, frame)
 
     @staticmethod
     def _has_value(transfer: Transfer, flags: int) -> int:
@@ -191,7 +192,7 @@ class SliceRoute(SummedRoute):
         summed = total.data.cast("B")
         if encodes:
             return self._encoded(transfer, piece, summed)
-        self._in_progress.counts["bytes_sent"] += len(summed)
+        self._exchange.counts["bytes_sent"] += len(summed)
         return summed
 
     def _encoded(self, transfer: Transfer, piece: Slice, memory: memoryview) -> memoryview:
@@ -201,7 +202,7 @@ class SliceRoute(SummedRoute):
         out = memoryview(bytearray(key.codecs.gradients.most_bytes(piece.length)))
         elements = np.frombuffer(memory, key.numpy_dtype)
         payload = out[: key.encoder.encode(elements, _part(transfer, piece), out)]
-        self._in_progress.counts["bytes_sent"] += len(payload)
+        self._exchange.counts["bytes_sent"] += len(payload)
         return payload
 
     # On their way back.
@@ -211,7 +212,7 @@ class SliceRoute(SummedRoute):
         header = PullHeader(
             Kind.PULL, self._rank, EXACT if transfer.exact else 0, key=transfer.key.key_id,
             round=transfer.round, step=transfer.step, priority=transfer.priority,
-            request=self._in_progress.add_pull(transfer),
+            request=self._exchange.add_pull(transfer),
         )  # fmt: skip
         for server, _ in transfer.key.runs:
             frame = Frame(urgency(transfer.step, transfer.priority), header)
@@ -219,7 +220,10 @@ class SliceRoute(SummedRoute):
 
     def land(self, connection: Connection, header: SliceValueHeader) -> Landing:
         """Where a slice from a server goes; ProtocolError if no transfer expects it."""
-        transfer = self._transfer_for(header)
+        if isinstance(header, PulledHeader):
+            transfer = self._exchange.pull(header.request)
+        else:
+            transfer = self._exchange.update(header.key, header.round)
         slices = () if transfer is None else self.pieces(transfer.key, header.round)
         if transfer is None or transfer.target is None or header.slice >= len(slices):
             raise ProtocolError(
@@ -228,7 +232,7 @@ class SliceRoute(SummedRoute):
             )
         piece = slices[header.slice]
         memory = transfer.land(piece, connection.peer)
-        received = partial(self.received, transfer, piece, header)
+        received: Callable[[], None] = partial(self.received, transfer, piece, header)
         if header.flags & NO_GRADIENT:
             transfer.check_lacking(header)
             if not header.payload_bytes:  # a sum to which nobody has added
@@ -242,13 +246,15 @@ class SliceRoute(SummedRoute):
         transfer.key.by_changes = False
         if transfer.key.codecs.values.of_each_worker:
             received = partial(self._received_as_it_is, transfer, piece, header, memory)
-        return Landing(memory, traced_arrival(self._tracer, header, received))
+        if self._tracer.enabled:
+            received = traced_arrival(self._tracer, header, received)
+        return Landing(memory, received)
 
     def received(self, transfer: Transfer, piece: Slice, header: SliceValueHeader) -> None:
         """Counts a slice that has arrived."""
-        if isinstance(header, UpdatedHeader):
+        if transfer.route is not self and isinstance(header, UpdatedHeader):
             transfer.route.landed(transfer, piece, header)
-        self._in_progress.slice_arrived(transfer, piece, header)
+        self._exchange.slice_arrived(transfer, piece, header)
 
     def _received_as_it_is(
         self, transfer: Transfer, piece: Slice, header: SliceValueHeader, memory: memoryview
@@ -288,11 +294,6 @@ class SliceRoute(SummedRoute):
         """Tells the decoder of a slice that this worker has as the server has it."""
         elements = np.frombuffer(memory, transfer.key.numpy_dtype)
         transfer.key.decoder.arrived_as_it_is(elements, _part(transfer, piece))
-
-    def _transfer_for(self, header: SliceValueHeader) -> Optional[Transfer]:
-        if isinstance(header, PulledHeader):
-            return self._in_progress.pull(header.request)
-        return self._in_progress.update(header.key, header.round)
 
 
 def _part(transfer: Transfer, piece: Slice) -> Part:

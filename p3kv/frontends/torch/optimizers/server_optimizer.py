@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from inspect import unwrap
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 import torch
 
 from p3kv.errors import ProtocolError, in_one_line
+from p3kv.frontends.torch.optimizers.kept_step import kept_step
 from p3kv.frontends.torch.optimizers.optimizer_settings import (
     BY_TENSOR,
     PlainTorchOptimizer,
@@ -42,14 +43,27 @@ class _Part:
         # Without what torch wraps around each `step`: hooks, a profiler's record and a switch of
         # autograd take longer than the update of a small slice.
         self._step = unwrap(type(self.optimizer).step)
+        self._group: Optional[Dict[str, Any]] = None
+        """The settings of the last update."""
+        self._gradients: List[torch.Tensor] = []
+        self._kept_step: Optional[Callable[[], None]] = None
+        """The same step, of `_gradients`, where its arguments need not be found anew."""
 
     def update(self, group: Dict[str, Any], weight: torch.Tensor, gradient: torch.Tensor) -> None:
         """Updates the weight in place; its memory may be another one each time."""
-        self.optimizer.param_groups[0].update(group)
+        if group is not self._group:
+            self._group, self._kept_step = group, None
+            self.optimizer.param_groups[0].update(group)
+        if self._kept_step is None:
+            self._kept_step = kept_step(self.optimizer, self.parameter, self._gradients)
         if not self._is_half:
             self.parameter.data = weight
-        self.parameter.grad = gradient
-        self._step(self.optimizer)
+        if self._kept_step is not None and not gradient.is_sparse:
+            self._gradients[:] = (gradient,)
+            self._kept_step()
+        else:
+            self.parameter.grad = gradient
+            self._step(self.optimizer)
         if self._is_half and gradient.is_sparse:
             rows = gradient.indices()[0]
             weight.index_copy_(0, rows, self.parameter.detach()[rows].to(weight.dtype))
@@ -72,6 +86,7 @@ class _Part:
         """Takes an exported state, also one of a weight in another precision."""
         values = imported(state, None if self._is_whole else self.parameter.shape)
         master = values.pop(MASTER, None)
+        self._kept_step = None
         if self._is_half and master is not None:
             self.parameter.data = master
         self.optimizer.state[self.parameter].update(values)
