@@ -311,7 +311,13 @@ class Consumer:
         header, slice_, gradient = received.header, received.unit, received.payload
         assert isinstance(slice_, ServerSlice)
         start_ns = now_ns() if self.tracer.enabled else 0
-        current = self._counted(header, slice_, gradient)
+        if header.flags & (IN_HOST_SUM | CARRIES | ENCODED):
+            current = self._counted(header, slice_, gradient)
+        else:
+            current = self.engine.push(
+                slice_, header.rank, header.round, gradient, bool(header.flags & WANTS_RESULT),
+                header.priority, header.step,
+            )  # fmt: skip
         if header.flags & HAS_VALUE:
             counted = current or slice_.ledger.open.get(header.round)  # before, of a host's sum
             if counted is not None:
@@ -389,7 +395,10 @@ class Consumer:
         )  # fmt: skip
         buffer.begin_send()
         urgent = urgency(header.step, header.priority)
-        self._send(connection, Frame(urgent, answer, payload, None, buffer.end_send))
+        frame = Frame(urgent, answer, payload, None, buffer.end_send)
+        if self.tracer.enabled:
+            trace_departure(self.tracer, frame, header.rank)
+        connection.writer.push(frame)
 
     # Rounds that end.
 
@@ -445,7 +454,8 @@ class Consumer:
                 have_it = ended.wanting
             elif slice_.travels_as_it_is:
                 have_it = ended.have_value
-        urgent, behind = urgency(ended.step, ended.priority), slice_.ledger.behind(ended.round)
+        urgent, own = urgency(ended.step, ended.priority), slice_.plan.consistency.own_rounds
+        behind = slice_.ledger.behind(ended.round) if own else 0
         for rank in ended.wanting:
             connection = self._workers.connections[rank]
             if connection.closed or rank in self._workers.done:
@@ -463,13 +473,10 @@ class Consumer:
                 slice=slice_.index, round=ended.round, step=ended.step, priority=ended.priority,
                 behind=behind, worked_us=worked_us, late_us=late_us,
             )  # fmt: skip
-            self._send(connection, Frame(urgent, header, payload, None, on_arrived))
-
-    def _send(self, connection: Connection, frame: Frame) -> None:
-        if self.tracer.enabled:
-            peer = connection.peer
-            trace_departure(self.tracer, frame, UNKNOWN if peer is None else peer)
-        connection.writer.push(frame)
+            frame = Frame(urgent, header, payload, None, on_arrived)
+            if self.tracer.enabled:
+                trace_departure(self.tracer, frame, rank)
+            connection.writer.push(frame)
 
     def _tell_ended(self, ended: Ended) -> None:
         """Tells workers that a round has ended, where no result does: their windows move on."""

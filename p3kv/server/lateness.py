@@ -6,11 +6,13 @@ import time
 from typing import List, Optional
 
 from p3kv.server.engine.rounds import Round
-from p3kv.wire.header import clock_us, passed_s
+from p3kv.wire.header import CLOCK_US
 
 _REMEMBERED_S = 30.0
 """For how long at least a worker's quickest frame counts. Clocks drift apart by a millisecond or
 two in twice this time."""
+
+_HALF = CLOCK_US // 2
 
 now_s = time.monotonic
 
@@ -37,15 +39,16 @@ class Readiness:
         if arrived_s > self._since_s + _REMEMBERED_S:
             self._before, self._quickest = self._quickest, [None] * len(self._quickest)
             self._since_s = arrived_s
-        took_us = clock_us(arrived_s) - time_us
+        took_us = int(arrived_s * 1e6) - time_us
         known, before = self._quickest[rank], self._before[rank]
-        way_s = -1.0 if known is None else passed_s(known, took_us)
-        if way_s < 0:
+        # As in `passed_s`, without two calls for each push.
+        way_us = -1 if known is None else (took_us - known + _HALF) % CLOCK_US - _HALF
+        if way_us < 0:
             self._quickest[rank] = took_us
-            way_s = 0.0
+            way_us = 0
         if before is not None:
-            way_s = max(way_s, passed_s(before, took_us))
-        return arrived_s - way_s
+            way_us = max(way_us, (took_us - before + _HALF) % CLOCK_US - _HALF)
+        return arrived_s - way_us / 1e6
 
 
 class Lateness:

@@ -219,16 +219,16 @@ def unpack_header(buffer: memoryview, offset: int) -> Header:
     return header(*unpack_from(buffer, offset))
 
 
-_CLOCK = 2**32
+CLOCK_US = 2**32
 """Clocks in headers begin again after so many microseconds."""
 
 
 def clock_us(seconds: float) -> int:
     """A time in seconds as headers have it."""
-    return int(seconds * 1e6) % _CLOCK
+    return int(seconds * 1e6) % CLOCK_US
 
 
 def passed_s(before_us: int, after_us: int) -> float:
     """The seconds between two times in headers that are less than half an hour apart; negative if
     the second one was before the first."""
-    return ((after_us - before_us + _CLOCK // 2) % _CLOCK - _CLOCK // 2) / 1e6
+    return ((after_us - before_us + CLOCK_US // 2) % CLOCK_US - CLOCK_US // 2) / 1e6

@@ -207,7 +207,7 @@ class DataPlane:
         for store in sorted(self._leaving):
             keys = [key for key in self.keys.values() if key.store == store]
             # Checkpoints may have these keys.
-            busy = self.checkpoints.has_pending or self.cuts.holds(store)
+            busy = bool(self.checkpoints.cuts) or self.cuts.holds(store)
             if busy or not all(self.exchange.is_idle(key) for key in keys):
                 continue
             done = self._leaving.pop(store)

@@ -202,7 +202,7 @@ class Exchange:
         else:
             self._updates[key.key_id, transfer.round] = transfer
         key.route.push(transfer)
-        if self._checkpoints.has_pending:
+        if self._checkpoints.cuts:
             self._checkpoints.pushed()
 
     def _begin_step(self, step: int) -> None:
@@ -355,7 +355,8 @@ class Exchange:
             key.own_steps.pop(transfer.round, None)
         if transfer.changes is not None:
             transfer.tell(changes=not header.flags & NO_GRADIENT)
-        transfer.route.ended(transfer)
+        if transfer.route is not key.direct:
+            transfer.route.ended(transfer)
         self._ended[key.key_id] = max(transfer.round, self._ended.get(key.key_id, INITIAL_ROUND))
         if key.key_id in self._held:
             self._send_held(key)

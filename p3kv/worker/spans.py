@@ -10,14 +10,13 @@ from p3kv.worker.transfers import Transfer
 def trace_ready(tracer: Tracer, transfer: Transfer) -> None:
     """Records that a transfer begins, because its gradient is ready."""
     pushes = transfer.source is not None and transfer.round > INITIAL_ROUND
-    if tracer.enabled and pushes and transfer.is_exchanged:
+    if pushes and transfer.is_exchanged:
         _trace(tracer, READY, transfer)
 
 
 def trace_applied(tracer: Tracer, transfer: Transfer) -> None:
     """Records that a transfer is done: its value is where the forward pass reads it."""
-    if tracer.enabled:
-        _trace(tracer, APPLIED, transfer)
+    _trace(tracer, APPLIED, transfer)
 
 
 def trace_script(tracer: Tracer, kind: str) -> None:

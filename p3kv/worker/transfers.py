@@ -128,6 +128,9 @@ class WorkerKey:
         self._pushes = 0
         self._asks: List[Ask] = []
         self._slices: Dict[int, Tuple[Slice, ...]] = {}
+        self.generation = -1
+        self.pieces: Tuple[Slice, ...] = ()
+        """The generation of slice sizes that was asked for last, and the key's slices in it."""
         self.is_gated = not (consistency.own_rounds or consistency.local)
         """Whether gates hold pushes back; they count steps that workers share, and nobody waits for
         gradients of an own step. Nor do workers that train by themselves wait for the values of one

@@ -359,7 +359,8 @@ class Worker:
         """
         call = self._loop.call_soon_batched if self.script.is_current else self._loop.call_soon
         call(self._begin, transfer)
-        trace_ready(self.tracer, transfer)
+        if self.tracer.enabled:
+            trace_ready(self.tracer, transfer)
 
     def forward_begins(self) -> None:
         """Says that the script begins a forward pass of training; from its thread."""
@@ -439,7 +440,8 @@ class Worker:
         if self._failure is not None:
             transfer.fail(self._failure)
         else:
-            self._joined.exchange.begin(transfer)
+            assert self._data_plane is not None
+            self._data_plane.exchange.begin(transfer)
 
     def _ask(self, begin: Callable[[Future[Any]], None]) -> Future[Any]:
         """Has the worker's thread begin what completes the future, and returns it.

@@ -257,8 +257,8 @@ class Engine:
         It ends the next round when the caller asks for the next result. By then the caller must
         have queued the result before: a value that no frame is being sent from is updated in place.
         """
-        holds = unit.plan.holds
-        while (current := _next_round(unit)) is not None:
+        holds, ledger = unit.plan.holds, unit.ledger
+        while (ledger.open or ledger.own) and (current := _next_round(unit)) is not None:
             if holds and isinstance(unit, ServerSlice) and _needs_whole(unit, current):
                 yield from _end_together(unit, current)
             else:

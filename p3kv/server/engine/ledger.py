@@ -34,6 +34,8 @@ class Ledger(ABC, Generic[S]):
         by themselves and keys take turns, at most as long as between two rounds."""
         self._begun_s = 0.0
         """When the last round has begun, on the monotonic clock."""
+        self.own: Dict[Tuple[int, int], Round[S]] = {}
+        """By rank and round, those that are each worker's own and have not ended."""
         self.unanswered: List[Round[S]] = []
         """Rounds that have ended, and whose workers must wait for others before they go on."""
         self._plan = plan
@@ -141,8 +143,12 @@ class SharedRounds(Ledger[S]):
     """Rounds for which all workers push; the consistency rule says when they end."""
 
     def may_end(self, current: Round[S]) -> bool:
-        is_initial = current.number == INITIAL_ROUND
-        return is_initial or self._plan.ends(current.number, current.arrived)
+        plan = self._plan
+        return (
+            len(current.arrived) == plan.num_workers
+            or current.number == INITIAL_ROUND
+            or bool(plan.rules.leavers.ranks)
+        )
 
     def complete(self) -> Iterable[Round[S]]:
         following = self.open.get(self.round + 1)
@@ -183,8 +189,6 @@ class OwnRounds(Ledger[S]):
 
     def __init__(self, plan: KeyPlan, new_sum: Callable[[int], S], name: str) -> None:
         super().__init__(plan, new_sum, name)
-        self.own: Dict[Tuple[int, int], Round[S]] = {}
-        """By rank and round, those that have not ended."""
         self.barriers: Deque[int] = deque()
         """No later round than the first of these ends, until all workers' have that one has."""
         self._ended: Dict[int, int] = {}

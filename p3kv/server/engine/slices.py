@@ -18,7 +18,7 @@ from p3kv.server.engine.rounds import Round
 from p3kv.server.engine.sums import SliceSum, maker_of_sums
 from p3kv.server.engine.unit import Unit
 from p3kv.server.optimizer import WHOLE
-from p3kv.wire.header import ENCODED, INITIAL_ROUND, clock_us
+from p3kv.wire.header import CLOCK_US, ENCODED, INITIAL_ROUND
 
 _BYTE = np.dtype(np.uint8)
 
@@ -136,7 +136,7 @@ class ServerSlice(Unit):
         if round != self.ledger.round or not self.ready_s:
             return 0
         last_s = max(self.ready_s.values())
-        return clock_us(last_s - self.ready_s.get(rank, last_s))
+        return int(1e6 * (last_s - self.ready_s.get(rank, last_s))) % CLOCK_US
 
     def _knows_last(self, rank: int) -> bool:
         """Whether a worker has the value before this one, or by rounds of its own an older one. A
@@ -166,7 +166,7 @@ class ServerSlice(Unit):
 
     def has_gradient(self, current: Round[SliceSum]) -> bool:
         """Whether any worker has pushed a gradient in a complete round: else it changes nothing."""
-        if not current.sum.empty:  # nearly always
+        if not current.sum.empty:
             return True
         if not current.lacks_gradient:
             raise ProtocolError(f"nobody has sent the sum of {self.name} in round {current.number}")
@@ -215,7 +215,7 @@ class ServerSlice(Unit):
             self._predicted = None
         self.ready_s = current.ready_s
         self._step = current.step
-        if self.has_gradient(current):
+        if not current.sum.empty or self.has_gradient(current):  # nearly always
             return True
         self.scale(current, None)
         return False

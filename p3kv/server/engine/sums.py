@@ -17,15 +17,13 @@ from p3kv.wire.header import INITIAL_ROUND
 class SliceSum(ABC):
     """Takes over the gradients' buffers."""
 
+    empty = True
+    """Whether no gradient has been added."""
+
     def __init__(self, plan: KeyPlan, length: int) -> None:
         """`length` is the slice's, in elements."""
         self._plan = plan
         self._length = length
-
-    @property
-    @abstractmethod
-    def empty(self) -> bool:
-        """Whether no gradient has been added."""
 
     @abstractmethod
     def add(self, rank: int, gradient: Buffer) -> None:
@@ -51,13 +49,9 @@ class RunningSum(SliceSum):
 
     _total: Optional[Buffer] = None
 
-    @property
-    def empty(self) -> bool:
-        return self._total is None
-
     def add(self, rank: int, gradient: Buffer) -> None:
         if self._total is None:
-            self._total = gradient
+            self._total, self.empty = gradient, False
         else:
             np.add(self._total.array, gradient.array, out=self._total.array)
             gradient.retire()
@@ -83,12 +77,8 @@ class OrderedSum(SliceSum):
         super().__init__(plan, length)
         self._by_rank: Dict[int, Buffer] = {}
 
-    @property
-    def empty(self) -> bool:
-        return not self._by_rank
-
     def add(self, rank: int, gradient: Buffer) -> None:
-        self._by_rank[rank] = gradient
+        self._by_rank[rank], self.empty = gradient, False
 
     def latest(self, rank: int) -> np.ndarray:
         return self._by_rank[rank].array
@@ -108,10 +98,6 @@ class _Wrapping(SliceSum):
         super().__init__(plan, length)
         self._inner = inner
 
-    @property
-    def empty(self) -> bool:
-        return self._inner.empty
-
     def latest(self, rank: int) -> np.ndarray:
         return self._inner.latest(rank)
 
@@ -126,6 +112,7 @@ class Widening(_Wrapping):
         if gradient.array.dtype != self._plan.sum_dtype:  # else it is a host's sum
             gradient = self._plan.rules.pool.cast(gradient, self._plan.sum_dtype)
         self._inner.add(rank, gradient)
+        self.empty = False
 
 
 class Finite(_Wrapping):
@@ -137,10 +124,12 @@ class Finite(_Wrapping):
 
     def add(self, rank: int, gradient: Buffer) -> None:
         self._inner.add(rank, gradient)
+        self.empty = False
         check_sum(self.latest(rank), self._plan.called, self._round, rank)
 
     def add_encoded(self, rank: int, encoded: memoryview, part: Part) -> None:
         self._inner.add_encoded(rank, encoded, part)
+        self.empty = False
         check_sum(self.latest(rank), self._plan.called, self._round, rank)
 
     def total(self) -> Buffer:

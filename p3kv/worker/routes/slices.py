@@ -56,7 +56,10 @@ class SliceRoute(SummedRoute):
     def pieces(self, key: WorkerKey, round: int) -> Tuple[Slice, ...]:
         """A key's slices in a round, by index."""
         generation = FIRST_GENERATION if key.own_rounds else self._sizes.generation(round)
-        return key.slices(self._sizes.of(generation).slice_size)
+        if generation != key.generation:
+            key.generation = generation
+            key.pieces = key.slices(self._sizes.of(generation).slice_size)
+        return key.pieces
 
     # On their way to the servers.
 

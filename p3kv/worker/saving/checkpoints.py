@@ -82,7 +82,8 @@ class Checkpoints:
         self._keys = keys
         self._tell = tell
         self._wait = wait
-        self._cuts: Deque[Cut] = deque()
+        self.cuts: Deque[Cut] = deque()
+        """Checkpoints of which the servers have not been told."""
         self._waits_for: Set[str] = set()
         """Who has not written the last checkpoint: servers, or workers."""
         self._held: Optional[int] = None
@@ -239,7 +240,7 @@ class Checkpoints:
 
     def add(self, cut: Cut) -> None:
         """Adds a checkpoint; before any transfer begins that does not belong to it."""
-        self._cuts.append(cut)
+        self.cuts.append(cut)
         if cut.own:
             self._tell(Header(Kind.CUT, self._rank), encode(CutReached(cut.step, cut.own)))
             self.own.copy(cut)
@@ -250,15 +251,10 @@ class Checkpoints:
         a push may be far away, and steps whose rounds are each worker's own are not counted here.
         When all is sent that belongs to a checkpoint, the servers know how large its slices are, as
         below; those of a worker's own rounds keep their size."""
-        while self._cuts and self._is_sent(self._cuts[0]):
-            if not (self._ends or _is_early(self._cuts[0])) or (self._ends and self._waits_for):
+        while self.cuts and self._is_sent(self.cuts[0]):
+            if not (self._ends or _is_early(self.cuts[0])) or (self._ends and self._waits_for):
                 return
-            self._begin(self._cuts.popleft())
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether there is a checkpoint of which the servers have not been told."""
-        return bool(self._cuts)
+            self._begin(self.cuts.popleft())
 
     def add_last(self, cut: Cut) -> None:
         """Adds the checkpoint after the script's last step. It is left out for no other one."""
@@ -275,7 +271,7 @@ class Checkpoints:
     def _look_finished(self) -> None:
         """Worker rank 0 asks for a checkpoint when it is there, or leaves it out: until then others
         keep copies."""
-        waits = self._cuts or self._waits_for or (self._rank != 0 and self.own.is_needed)
+        waits = self.cuts or self._waits_for or (self._rank != 0 and self.own.is_needed)
         if self._finished is None or self._finished.done() or waits:
             return
         if self._rank == 0:
@@ -302,8 +298,8 @@ class Checkpoints:
         Not earlier: a server must know how large the slices are that end the rounds in question,
         and new sizes are announced when steps begin.
         """
-        while self._cuts and self._cuts[0].after < step:
-            self._begin(self._cuts.popleft())
+        while self.cuts and self.cuts[0].after < step:
+            self._begin(self.cuts.popleft())
 
     def _begin(self, cut: Cut) -> None:
         if not cut.stores:

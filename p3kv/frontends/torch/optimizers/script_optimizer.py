@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import torch
 from msgspec import structs
@@ -57,7 +57,9 @@ class TorchScriptOptimizer(ScriptOptimizer):
         self.keys = keys
         self.since_step = since_step
         self.workers = workers
-        self._settings = self._plain()
+        self._read: Optional[List[Any]] = None
+        """What the settings were made of that were made last."""
+        self._made = self._settings = self._plain()
 
     @property
     def settings(self) -> bytes:
@@ -72,15 +74,39 @@ class TorchScriptOptimizer(ScriptOptimizer):
                 "gradients has gathered gradients by the first; keep it, or use another codec "
                 "(topk)"
             )
-        return self.settings if self._settings != before else None
+        is_new = self._settings is not before and self._settings != before
+        return self.settings if is_new else None
 
     def has_changed(self) -> bool:
-        return bool(structs.asdict(self._plain()) != structs.asdict(self._settings))
+        now, known = self._plain(), self._settings
+        return now is not known and bool(structs.asdict(now) != structs.asdict(known))
 
     def _plain(self) -> PlainTorchOptimizer:
-        check_rows(self.optimizer, self.sparse)
-        settings = plain(self.optimizer, self.keys, self.since_step, self.workers)
-        return structs.replace(settings, name=self.name)
+        """The settings as they are now: the same object while nothing has changed."""
+        read = _read(self.optimizer)
+        if read is None or read != self._read:
+            check_rows(self.optimizer, self.sparse)
+            settings = plain(self.optimizer, self.keys, self.since_step, self.workers)
+            self._made, self._read = structs.replace(settings, name=self.name), read
+        return self._made
+
+
+def _read(optimizer: torch.optim.Optimizer) -> Optional[List[Any]]:
+    """A copy of all that settings are made of; None where it can't be compared, as with tensors."""
+    found: List[Any] = []
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            if name == "params":
+                found.append([*map(id, value)])
+            elif isinstance(value, (list, tuple)):
+                found.append((name, *value))
+            else:
+                found.append((name, value))
+    plain_values = all(type(one) in _PLAIN for entry in found for one in entry)
+    return found if plain_values else None
+
+
+_PLAIN = (bool, float, int, str, type(None))
 
 
 class TorchGoesOn(GoesOn[TorchScriptOptimizer]):
