@@ -7,7 +7,7 @@ from typing import Callable, Iterable, List, NamedTuple, Optional
 
 from p3kv.server.engine import Unit
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import Stalled, workers
+from p3kv.wire.messages import Stalled, waited
 from p3kv.wire.silence import OwnPauses
 
 LOOK_EVERY_S = 1.0
@@ -94,7 +94,4 @@ class Stalls:
             what = f"it has not given {wait.unit.plan.called} its initial value"
         else:
             what = f"it has not pushed {wait.unit.plan.called} in round {wait.round}"
-        return (
-            f"{what}, for which {workers(wait.arrived)} waited {math.floor(waited_s)} s "
-            "(P3KV_STALL_TIMEOUT_S)"
-        )
+        return f"{what}, {waited(wait.arrived, waited_s)} (P3KV_STALL_TIMEOUT_S)"

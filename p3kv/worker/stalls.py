@@ -9,7 +9,7 @@ from typing import Dict, Mapping, NamedTuple, Tuple
 from msgspec import structs
 
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import Stalled, workers
+from p3kv.wire.messages import Stalled, waited, workers
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.transfers import WorkerKey
 
@@ -88,7 +88,7 @@ class StallWarnings:
 
 
 def _words(stalled: Stalled, rank: int, declared: bool) -> str:
-    missing, arrived = workers(stalled.missing), workers(stalled.arrived)
+    missing = workers(stalled.missing)
     have = "has" if len(stalled.missing) == 1 else "have"
     if stalled.round == INITIAL_ROUND:
         what = f"{missing} {have} not given {stalled.called} its initial value"
@@ -101,7 +101,7 @@ def _words(stalled: Stalled, rank: int, declared: bool) -> str:
         mine = "Its own output may say why."
     left_s = max(0, math.floor(stalled.timeout_s - stalled.waited_s))
     return (
-        f"{what}, for which {arrived} waited {math.floor(stalled.waited_s)} s. {mine} All workers "
+        f"{what}, {waited(stalled.arrived, stalled.waited_s)}. {mine} All workers "
         "must train the same parameters, the same number of times. The job ends if nothing comes "
         f"for another {left_s} s (P3KV_STALL_TIMEOUT_S)."
     )

@@ -150,7 +150,7 @@ BUDGETS = {
     "checkpoints": (1175, 6),
     "codecs": (1165, 6),
     "common": (1375, 13),
-    "config": (1235, 7),
+    "config": (1225, 7),
     "consistency": (500, 4),
     "processes": (2400, 12),
     "report": (1350, 9),

@@ -13,7 +13,7 @@ import pytest
 
 from p3kv.server.stalls import LOOK_EVERY_S, Stalls, Wait
 from p3kv.wire.header import INITIAL_ROUND, Kind
-from p3kv.wire.messages import DeclaredKey, ReportFailure, SliceSizes, Stalled, encode
+from p3kv.wire.messages import DeclaredKey, ReportFailure, SliceSizes, Stalled, encode, waited
 from tests.engines import engine_of, one_slice
 from tests.faults import stopped
 from tests.in_memory import MemoryJob
@@ -67,6 +67,12 @@ def test_after_the_timeout_the_worker_that_is_missing_ends_the_job() -> None:
     ):  # fmt: skip
         assert words in reason
     assert "the same parameters as the others" in hint
+
+
+def test_who_has_waited_is_told_if_anybody_has() -> None:
+    assert waited([2, 0], 10.9) == "for which workers 0, 2 waited 10 s"
+    # Where a worker sends a large initial value, it is the only one so far.
+    assert waited([], 10.9) == "for 10 s"
 
 
 def test_a_worker_that_others_do_not_wait_for_at_once_has_longer() -> None:

@@ -20,6 +20,7 @@ from p3kv.wire.messages.base import (
     check_slice_size,
     decode,
     encode,
+    waited,
     workers,
 )
 from p3kv.wire.messages.checkpoints import (
@@ -212,5 +213,6 @@ __all__ = [
     "encode",
     "slowest",
     "sum_dtype",
+    "waited",
     "workers",
 ]

@@ -35,6 +35,15 @@ def workers(ranks: Iterable[int]) -> str:
     return ("worker " if len(numbers) == 1 else "workers ") + ", ".join(map(str, numbers))
 
 
+def waited(ranks: Iterable[int], seconds: float) -> str:
+    """For how long something lacks, and who has waited, which may be nobody but the one that is
+    missing: "for which worker 1 waited 10 s"."""
+    known = set(ranks)
+    return (
+        f"for which {workers(known)} waited {int(seconds)} s" if known else f"for {int(seconds)} s"
+    )
+
+
 class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of the messages that travel as MessagePack.
 
