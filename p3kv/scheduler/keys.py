@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Collection, DefaultDict, Dict, List, NoReturn, Optional, Set, Tuple, Union
 
 from p3kv.common import words
@@ -161,6 +162,9 @@ class Keys:
                 f"{called(message.key, message.name)} was declared before by worker {node.rank}",
             )
         first = record.key
+        difference = _difference(first, min(record.ranks, default=0), message, node.rank)
+        if difference:
+            _refuse(node, f"workers disagree on the model: {difference}", _SAME_MODEL)
         if first.consistency != message.consistency:
             _refuse(
                 node,
@@ -229,11 +233,7 @@ class Keys:
             differences.insert(0, counts)
         if differences:
             reason = f"workers disagree on the model: {', and '.join(differences)}"
-            hint = (
-                "All workers must build the same model, with the same layers in the same order, "
-                "and give all its parameters to the optimizer."
-            )
-            raise JobFails.at(node, reason, "KeyMismatchError", hint)
+            raise JobFails.at(node, reason, "KeyMismatchError", _SAME_MODEL)
         return []
 
     def forget(self, node: Node, store: int, staying: Collection[int]) -> Replies:
@@ -287,7 +287,7 @@ class Keys:
         return DeclaredKey(
             self._num_keys - 1, message.key, message.shape, message.dtype, runs, message.name,
             message.layout, message.codecs, message.store, message.whole, message.consistency,
-            message.initial,
+            message.initial, message.members,
         )  # fmt: skip
 
     def _runs(
@@ -307,6 +307,27 @@ class Keys:
                 f"{called(message.key, message.name)}: {in_one_line(error)}"
             )
             raise JobFails(Failure(reason, "scheduler", UNKNOWN, error="ConfigError")) from error
+
+
+_SAME_MODEL = (
+    "All workers must build the same model, with the same layers in the same order, and give all "
+    "its parameters to the optimizer."
+)
+
+
+def _difference(first: DeclaredKey, other: int, message: DeclareKey, rank: int) -> Optional[str]:
+    """The first tensor of a bucket in which two workers differ, in words; None if they do not."""
+    for theirs, mine in zip_longest(first.members, message.members):
+        if theirs is None or mine is None:
+            lacks, one = (other, mine) if theirs is None else (rank, theirs)
+            return f"worker {lacks} has no '{one.name}' of shape {one.shape} (key {one.key})"
+        if theirs != mine:
+            has = [
+                f"worker {its} has '{one.name}' of shape {one.shape} (key {one.key})"
+                for its, one in ((other, theirs), (rank, mine))
+            ]
+            return ", and ".join(has)
+    return None
 
 
 def _declared_as(key: Union[DeclaredKey, DeclareKey]) -> str:

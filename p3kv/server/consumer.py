@@ -318,6 +318,10 @@ class Consumer:
                 slice_, header.rank, header.round, gradient, bool(header.flags & WANTS_RESULT),
                 header.priority, header.step,
             )  # fmt: skip
+        if slice_.plan.declared.members and gradient is not None:
+            summed = current or slice_.ledger.open.get(header.round)
+            if summed is not None:
+                summed.lacking &= header.lacking
         if header.flags & HAS_VALUE:
             counted = current or slice_.ledger.open.get(header.round)  # before, of a host's sum
             if counted is not None:

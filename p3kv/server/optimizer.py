@@ -47,6 +47,15 @@ class State:
         }
         return cls(elements, first.numbers)
 
+    @staticmethod
+    def are_alike(states: Sequence[State]) -> bool:
+        """Whether states of consecutive elements can be joined: all else is the same of all."""
+        first = states[0]
+        return all(
+            (one.numbers, one.elements.keys()) == (first.numbers, first.elements.keys())
+            for one in states
+        )
+
     def cut(self, lengths: Sequence[int]) -> List[State]:
         """The states of consecutive parts; their arrays are views of this state's."""
         starts = [0, *accumulate(lengths)]

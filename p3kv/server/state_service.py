@@ -7,7 +7,7 @@ from functools import partial
 from typing import Callable, Dict, NamedTuple, Optional
 
 from p3kv.errors import ProtocolError, in_one_line
-from p3kv.server.engine import Engine, Key
+from p3kv.server.engine import BucketSlice, Engine, Key, ServerKey
 from p3kv.server.optimizer import State
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
@@ -97,17 +97,25 @@ class StateService:
     def _give(self, connection: Connection, header: StateHeader, key: Key) -> None:
         if connection.closed:
             return
-        optimizer = key.plan.optimizer
+        optimizer, bucket = key.plan.optimizer, _bucket(header, key)
         whole = _whole(header)
-        state = None if optimizer is None else key.copied_state(optimizer, whole)
+        if optimizer is None:
+            state = None
+        elif bucket is None:
+            state = key.copied_state(optimizer, whole)
+        else:
+            state = bucket.copied_states(optimizer)[header.member - 1]
         plain = None if state is None else PlainState(state.elements, state.numbers)
-        queue_state(connection.writer, self._rank, header.key, header.round, plain, whole)
+        queue_state(
+            connection.writer, self._rank, header.key, header.round, plain, whole, header.member
+        )
 
     def _outlined(
         self, connection: Connection, header: StateHeader, key: Key, outline: StateOutline
     ) -> None:
+        _bucket(header, key)
         kept_elems = key.plan.kept_elems
-        self._arriving = ArrivingState(outline, kept_elems, _whole(header))
+        self._arriving = ArrivingState(outline, kept_elems, _whole(header), header.member)
         self._take_if_complete(connection, header, key)
 
     def _take_if_complete(self, connection: Connection, header: RoundHeader, key: Key) -> None:
@@ -125,7 +133,10 @@ class StateService:
             optimizer = key.plan.optimizer
             if optimizer is None:
                 raise ProtocolError("it sent an optimizer's state, and there is no optimizer")
-            key.replace_state(optimizer, state, arrived.whole)
+            if isinstance(key, ServerKey) and key.bucket is not None:
+                key.bucket.replace_state(optimizer, arrived.member - 1, state)
+            else:
+                key.replace_state(optimizer, state, arrived.whole)
         except ProtocolError as error:
             # Not raised: another worker's push may have brought this about.
             self._workers.lose(connection, str(error))
@@ -136,6 +147,19 @@ class StateService:
             return
         loaded = RoundHeader(Kind.LOADED, self._rank, key=header.key, round=header.round)
         connection.writer.push(Frame(URGENT, loaded))
+
+
+def _bucket(header: StateHeader, key: Key) -> Optional[BucketSlice]:
+    """The bucket of which a state is a tensor's; None for another key. ProtocolError where the
+    header does not fit the key."""
+    bucket = key.bucket if isinstance(key, ServerKey) else None
+    tensors = 0 if bucket is None else len(key.plan.declared.members)
+    if header.member > tensors or (tensors and not header.member) or (tensors and _whole(header)):
+        raise ProtocolError(
+            f"it speaks of the state of tensor {header.member} of {key.plan.called}, which has "
+            f"{tensors}"
+        )
+    return bucket
 
 
 def _whole(header: StateHeader) -> bool:

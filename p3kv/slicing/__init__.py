@@ -10,6 +10,7 @@ from p3kv.slicing.size import (
     value_credit_bytes,
 )
 from p3kv.slicing.slices import (
+    BUCKET,
     LAYOUTS,
     Layout,
     Run,
@@ -21,8 +22,9 @@ from p3kv.slicing.slices import (
 )
 
 __all__ = [
-    "CREDIT_BYTES", "LAYOUTS", "LEAST_CREDIT_BYTES", "PLACEMENTS", "Layout", "Placement", "Run",
-    "Slice", "Topology", "balanced_runs", "checked", "cut", "gradient_credit_bytes",
-    "link_rates", "loads_with", "make_layout", "patient_sizes", "slice_size_for",
+    "BUCKET", "CREDIT_BYTES", "LAYOUTS", "LEAST_CREDIT_BYTES", "PLACEMENTS", "Layout",
+    "Placement", "Run", "Slice", "Topology", "balanced_runs", "checked", "cut",
+    "gradient_credit_bytes", "link_rates", "loads_with", "make_layout", "patient_sizes",
+    "slice_size_for",
     "value_credit_bytes",
 ]  # fmt: skip

@@ -157,6 +157,14 @@ class Dense(Layout):
     grain_elems = 1
 
 
+class Bucket(Layout):
+    """Small tensors that are one slice, on one server, whatever the slice size."""
+
+    @property
+    def grain_elems(self) -> int:
+        return max(1, self.size_elems)
+
+
 class TouchedRows(Layout):
     """A dense tensor whose gradients touch a few rows: what the first index counts."""
 
@@ -176,9 +184,11 @@ class SparseRows(TouchedRows):
     """A tensor that is sparse itself: workers have no copy and pull the rows that they need."""
 
 
+BUCKET = "bucket"
 LAYOUTS: Registry[Layout] = Registry(
-    "layout", "every process", dense=Dense, touched_rows=TouchedRows, sparse_rows=SparseRows
-)
+    "layout", "every process", dense=Dense, bucket=Bucket, touched_rows=TouchedRows,
+    sparse_rows=SparseRows,
+)  # fmt: skip
 """Layouts by name."""
 
 

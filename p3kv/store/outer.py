@@ -74,7 +74,13 @@ class _OuterGoesOn(GoesOn[OuterOptimizer]):
         fresh.schedule.go_on(counts.remembered["turns"])
         return fresh
 
-    def give(self, key: WorkerKey, states: Sequence[State], optimizer: OuterOptimizer) -> None:
+    def give(
+        self,
+        key: WorkerKey,
+        states: Sequence[State],
+        optimizer: OuterOptimizer,
+        member: int = 0,
+    ) -> None:
         give_state(self._own, key, State.joined(states), whole=False)
 
 

@@ -27,7 +27,7 @@ from p3kv.errors import CheckpointError
 from p3kv.server.optimizer import State
 from p3kv.store.pushes import Pushes
 from p3kv.store.script_optimizer import O
-from p3kv.wire.messages import Key, all_called
+from p3kv.wire.messages import Key, all_called, called
 from p3kv.worker.saving.cuts import Unpushed
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
@@ -61,9 +61,10 @@ class GoesOn(ABC, Generic[O]):
         before `since_step`'s next one."""
 
     @abstractmethod
-    def give(self, key: WorkerKey, states: Sequence[State], optimizer: O) -> None:
-        """Gives the servers' optimizer what it is to remember of a key, from the states of all its
-        servers of then, in the order of the elements. Raises CheckpointError for states that are
+    def give(self, key: WorkerKey, states: Sequence[State], optimizer: O, member: int = 0) -> None:
+        """Gives the servers' optimizer what it is to remember of a key, or of the tensor of a
+        bucket with this number from 1, from the states of all its servers of then, in the order of
+        the elements. Raises CheckpointError for states that are
         none of this optimizer's."""
 
 
@@ -154,34 +155,34 @@ class Resuming(Generic[O]):
         for key in self._own.declared():
             self.give_state(key)
 
-    def initial(self, key: WorkerKey) -> Optional[np.ndarray]:
-        """On worker rank 0: the initial value of a key, of the key's shape, in place of the
-        script's; None where the script's holds.
+    def initial(self, key: WorkerKey, member: int = 0) -> Optional[np.ndarray]:
+        """On worker rank 0: the initial value of a key, or of the tensor of a bucket with this
+        number from 1, of its shape, in place of the script's; None where the script's holds.
 
         Raises CheckpointError for a key that the checkpoint does not have, or not like this, or of
         another parameter.
         """
-        saved = self._own.saved
+        saved, tensor = self._own.saved, _tensor(key, member)
         if saved is None or self._own.resumed is None or not key.size_elems:
             return None
         if self._own.was_left:
-            return _newest_value(saved, key)
-        if not self._is_in(saved, key):
+            return _newest_value(saved, tensor)
+        if not self._is_in(saved, tensor):
             return None
-        of_key = saved.key(key.store, key.key)
-        self._kept[key.key] = of_key.states
-        return of_key.value.reshape(key.shape or (1,))
+        of_key = saved.key(key.store, tensor.key)
+        self._kept[tensor.key] = of_key.states
+        return of_key.value.reshape(tensor.shape or (1,))
 
     def initial_rows(self, key: WorkerKey) -> Optional[StoredRows]:
         """The same of a key of rows; its rows are read when they are sent."""
         saved = self._own.saved
-        if saved is None or not self._is_in(saved, key):
+        if saved is None or not self._is_in(saved, _tensor(key)):
             return None
         self._kept[key.key] = saved.states(key.store, key.key)
         return saved.rows(key.store, key.key, key.row_elems)
 
-    def _is_in(self, saved: Saved, key: WorkerKey) -> bool:
-        """Whether a checkpoint has a key. Raises CheckpointError as `initial`."""
+    def _is_in(self, saved: Saved, key: _Tensor) -> bool:
+        """Whether a checkpoint has a tensor. Raises CheckpointError as `initial`."""
         outline = saved.outline(key.store, key.key)
         if outline is None:
             if self._pushes.step:
@@ -205,14 +206,16 @@ class Resuming(Generic[O]):
     def give_state(self, key: WorkerKey) -> None:
         """On worker rank 0, when a key has its initial value: gives the servers' optimizer what it
         is to remember of the key, once it is set."""
-        if self._optimizer is None or key.key not in self._kept:
+        if self._optimizer is None:
             return
-        kept = self._kept.pop(key.key)
-        states = [State(dict(one.elements), dict(one.numbers)) for one in kept]
-        # Of other keys the servers had the states of an optimizer that was set before. By rounds of
-        # their own, other workers may have pushed them.
-        if states and (key.key in self._pushes.updates or self._own.own_rounds):
-            self._goes_on.give(key, states, self._optimizer)
+        for member in range(1, 1 + len(key.members)) if key.members else (0,):
+            tensor = _tensor(key, member).key
+            kept = self._kept.pop(tensor, ())
+            states = [State(dict(one.elements), dict(one.numbers)) for one in kept]
+            # Of other keys the servers had the states of an optimizer that was set before. By
+            # rounds of their own, other workers may have pushed them.
+            if states and (tensor in self._pushes.updates or self._own.own_rounds):
+                self._goes_on.give(key, states, self._optimizer, member)
 
     def wait_for_states(self, barrier: Callable[[str], None]) -> None:
         """On all workers, when keys have values and states: where rounds are each worker's own,
@@ -241,6 +244,10 @@ class Resuming(Generic[O]):
         if optimizer is None:
             return False, {}
         steps, updates = self._pushes.counts
+        updates = dict(updates)
+        for key in self._own.declared():
+            if key.key in updates:
+                updates.update((member.key, updates[key.key]) for member in key.members)
         return optimizer.needs_whole_tensors, {
             "optimizer": optimizer.name,
             "steps": steps,
@@ -255,7 +262,26 @@ class Resuming(Generic[O]):
         return optimizer.rule or (_EACH_PUSH if self._own.own_rounds else None)
 
 
-def _newest_value(saved: Saved, key: WorkerKey) -> Optional[np.ndarray]:
+class _Tensor(NamedTuple):
+    """What checkpoints have by itself: a key, or a tensor of a bucket."""
+
+    store: int
+    key: Key
+    name: Optional[str]
+    called: str
+    shape: Sequence[int]
+    dtype: str
+
+
+def _tensor(key: WorkerKey, member: int = 0) -> _Tensor:
+    if not member:
+        return _Tensor(key.store, key.key, key.name, key.called, key.shape, key.dtype)
+    one = key.members[member - 1]
+    what = called(one.key, one.name)
+    return _Tensor(key.store, one.key, one.name, what, one.shape, key.dtype)
+
+
+def _newest_value(saved: Saved, key: _Tensor) -> Optional[np.ndarray]:
     """That of a parameter which another store had at the checkpoint; None where none had one of
     this name and shape."""
     for store in saved.stores:

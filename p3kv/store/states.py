@@ -10,26 +10,29 @@ from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
 
 
-def states_of(store: WorkerStore, key: WorkerKey, whole: bool) -> List[State]:
+def states_of(store: WorkerStore, key: WorkerKey, whole: bool, member: int = 0) -> List[State]:
     """The states of the key's servers, in the order of the elements; of one that needs whole
-    tensors (`whole`) there is one. None if the optimizer remembers nothing of the key.
+    tensors (`whole`), and of a bucket's tensor, there is one. None if the optimizer remembers
+    nothing of the key.
 
     As `WorkerStore.optimizer_state`.
     """
     return [
         State(dict(part.elements), dict(part.numbers))
-        for part in store.optimizer_state(key, whole)
+        for part in store.optimizer_state(key, whole, member)
         if part is not None
     ]
 
 
-def give_state(store: WorkerStore, key: WorkerKey, state: Optional[State], whole: bool) -> None:
+def give_state(
+    store: WorkerStore, key: WorkerKey, state: Optional[State], whole: bool, member: int = 0
+) -> None:
     """Has the key's servers remember the state of the whole key; None: it begins anew.
 
     As `WorkerStore.load_optimizer_state`.
     """
     parts: List[Optional[PlainState]] = [None] * len(key.runs)
     if state is not None:
-        cut = [state] if whole else state.cut([length for _, length in key.runs])
+        cut = [state] if whole or member else state.cut([length for _, length in key.runs])
         parts = [PlainState(part.elements, part.numbers) for part in cut]
-    store.load_optimizer_state(key, parts, whole)
+    store.load_optimizer_state(key, parts, whole, member)

@@ -89,6 +89,8 @@ class StateHeader(RoundHeader, frozen=True):
 
     WHOLE_TENSOR = 4
     """Flag: the optimizer needs whole tensors, and has one state for the key."""
+    member: int = 0
+    """Of a bucket: the number of the tensor whose state it is, from 1."""
 
 
 class EndedHeader(RoundHeader, frozen=True):
@@ -104,6 +106,8 @@ class SummandHeader(RoundHeader, frozen=True):
     """Of a key of rows, the number of its server's run among the key's."""
     rows: int = 0
     """How many rows a key of rows has there."""
+    lacking: int = 0
+    """As in PUSH."""
 
 
 class ValueHeader(RoundHeader, frozen=True):
@@ -139,6 +143,8 @@ class PushHeader(QueuedHeader, frozen=True):
     """When the gradient was ready, on the worker's own clock (`clock_us`)."""
     workers: int = 0
     """Number of the host's workers whose sum the payload is, with CARRIES."""
+    lacking: int = 0
+    """Of a bucket: the tensors of which the payload has no gradient, but zeros; a bit for each."""
 
 
 class PullHeader(QueuedHeader, frozen=True):

@@ -38,10 +38,11 @@ def queue_state(
     round: int,
     state: Optional[PlainState],
     whole: bool = False,
+    member: int = 0,
 ) -> None:
     """Queues the frames of a state, or of there being none; its arrays must stay as they are.
 
-    `whole`: it is a whole tensor's.
+    `whole`: it is a whole tensor's. `member` as in `StateHeader`.
     """
     elements = {} if state is None else state.elements
     outline = StateOutline(
@@ -49,7 +50,7 @@ def queue_state(
         [(name, array.dtype.name, list(array.shape)) for name, array in elements.items()],
     )
     flags = StateHeader.WHOLE_TENSOR if whole else 0
-    announced = StateHeader(Kind.STATE, rank, flags, key=key_id, round=round)
+    announced = StateHeader(Kind.STATE, rank, flags, key=key_id, round=round, member=member)
     writer.push(Frame(STATE_URGENCY, announced, memoryview(encode(outline))))
     following = RoundHeader(Kind.STATE_BYTES, rank, key=key_id, round=round)
     for array in elements.values():
@@ -62,12 +63,16 @@ def queue_state(
 class ArrivingState:
     """A state whose outline has arrived, and the memory for the bytes that follow."""
 
-    def __init__(self, outline: StateOutline, kept_elems: int, whole: bool) -> None:
-        """`kept_elems`: how many elements the server keeps of the key.
+    def __init__(
+        self, outline: StateOutline, kept_elems: int, whole: bool, member: int = 0
+    ) -> None:
+        """`kept_elems`: how many elements the server keeps of the key. `member` as in
+        `StateHeader`.
 
         Raises ProtocolError for a larger array. Those of a whole tensor may have any size.
         """
         self.whole = whole
+        self.member = member
         most_elems = MAX_KEY_ELEMS if whole else kept_elems
         self._numbers = outline.numbers
         self._elements: Dict[str, np.ndarray] = {}

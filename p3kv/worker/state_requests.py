@@ -20,13 +20,20 @@ class _Request:
     """Request of this worker to all servers of a key."""
 
     def __init__(
-        self, kind: Kind, key: WorkerKey, round: int, whole: bool, answer: Future[Any]
+        self,
+        kind: Kind,
+        key: WorkerKey,
+        round: int,
+        whole: bool,
+        answer: Future[Any],
+        member: int = 0,
     ) -> None:
         self.kind = kind
         """The kind of the servers' answer."""
         self.key = key
         self.round = round
         self.whole = whole
+        self.member = member
         self.answer = answer
         self.missing: Set[int] = {server for server, _ in key.runs}
         """Servers that have not begun to answer."""
@@ -47,12 +54,16 @@ class StateRequests:
         self._requests: List[_Request] = []
         """None or one."""
 
-    def ask(self, key: WorkerKey, round: int, whole: bool, answer: Future[Any]) -> None:
+    def ask(
+        self, key: WorkerKey, round: int, whole: bool, answer: Future[Any], member: int = 0
+    ) -> None:
         """Asks for a key's states after a round, of slices or of a whole tensor; the answer has
-        them by server."""
-        self._begin(_Request(Kind.STATE, key, round, whole, answer))
+        them by server. `member` as in `StateHeader`."""
+        self._begin(_Request(Kind.STATE, key, round, whole, answer, member))
         flags = StateHeader.WHOLE_TENSOR if whole else 0
-        header = StateHeader(Kind.STATES, self._rank, flags, key=key.key_id, round=round)
+        header = StateHeader(
+            Kind.STATES, self._rank, flags, key=key.key_id, round=round, member=member
+        )
         for server, _ in key.runs:
             self._servers[server].writer.push(Frame(STATE_URGENCY, header))
 
@@ -63,12 +74,14 @@ class StateRequests:
         whole: bool,
         states: Mapping[int, Optional[PlainState]],
         done: Future[Any],
+        member: int = 0,
     ) -> None:
         """Gives each server its part of a key's state after a round; their arrays must stay as they
-        are until `done`."""
-        self._begin(_Request(Kind.LOADED, key, round, whole, done))
+        are until `done`. `member` as in `StateHeader`."""
+        self._begin(_Request(Kind.LOADED, key, round, whole, done, member))
         for server, state in states.items():
-            queue_state(self._servers[server].writer, self._rank, key.key_id, round, state, whole)
+            writer = self._servers[server].writer
+            queue_state(writer, self._rank, key.key_id, round, state, whole, member)
 
     def fail(self, error: BaseException) -> None:
         """Ends what is under way with an error."""

@@ -15,6 +15,7 @@ from p3kv.common.registry import Choice
 from p3kv.config import Settings
 from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, KeyMismatchError
+from p3kv.slicing import BUCKET
 from p3kv.wire.messages import (
     MAX_STORE,
     CodecChoices,
@@ -22,6 +23,7 @@ from p3kv.wire.messages import (
     DeclareKey,
     Key,
     KeyRefused,
+    Member,
     OptimizerSettings,
     ResumedStore,
     SeededRows,
@@ -133,6 +135,7 @@ class WorkerStore:
         beside: bool = False,
         same_name: bool = False,
         initial: Optional[SeededRows] = None,
+        members: Sequence[Member] = (),
     ) -> WorkerKey:
         """Makes a key known to the job; all workers declare it with the same shape, dtype and
         layout.
@@ -141,7 +144,8 @@ class WorkerStore:
         of it, because the optimizer needs whole tensors. `beside`: it is none of the store's own
         keys: its value is a sum, no codec encodes it, and servers' checkpoints do not have it.
         `same_name`: all workers must call it the same, which `has_optimizer` checks. `initial`: how
-        servers make its initial rows, which nobody pushes then.
+        servers make its initial rows, which nobody pushes then. `members`: the tensors of a bucket,
+        if it is one.
 
         Raises KeyMismatchError if they do not, and the other workers learn it too; ConfigError for
         a layout that is not known here, and what `combine` raises.
@@ -151,8 +155,9 @@ class WorkerStore:
         if not beside:
             codecs, store = CodecChoices(self._gradient_codec, self._value_codec), self.number
         declaration = DeclareKey(
-            key, tuple(shape), dtype, name, layout, codecs, store, whole, self.consistency,
-            same_name, initial,
+            key, tuple(shape), dtype, name, BUCKET if members else layout, codecs, store, whole,
+            self.consistency,
+            same_name, initial, list(members),
         )  # fmt: skip
         # Before any process hears of it.
         features = features_of(declaration, self.rule)
@@ -238,6 +243,11 @@ class WorkerStore:
         self._gradient_codec = choice
 
     @property
+    def travels_as_it_is(self) -> bool:
+        """Whether gradients and values travel as they are in memory."""
+        return CodecChoices(self._gradient_codec, self._value_codec) == CodecChoices()
+
+    @property
     def codec_applies_momentum(self) -> bool:
         """Whether the optimizer's momentum is applied on workers, by the codec of gradients."""
         return CODECS.find(self._gradient_codec.name).applies_momentum
@@ -298,30 +308,38 @@ class WorkerStore:
         message = encode(OptimizerSettings(front_end, settings, in_step))
         self._call_soon(self._data_plane.steps.send_settings, from_step, message, self.number)
 
-    def optimizer_state(self, key: WorkerKey, whole: bool) -> List[Optional[PlainState]]:
+    def optimizer_state(
+        self, key: WorkerKey, whole: bool, member: int = 0
+    ) -> List[Optional[PlainState]]:
         """States that the servers' optimizer has of a key, in the order of the key's runs; `whole`
-        where it needs whole tensors.
+        where it needs whole tensors. `member`: that of a bucket's tensor with this number, from 1.
 
         Waits until all rounds have ended that this worker has pushed. All its pushes must have been
         sent. The other workers need not call anything.
         """
         states = self._ask(
-            lambda answer: self._data_plane.states.ask(key, key.round, whole, answer)
+            lambda answer: self._data_plane.states.ask(key, key.round, whole, answer, member)
         ).result()
         return [states[server] for server, _ in key.runs]
 
     def load_optimizer_state(
-        self, key: WorkerKey, states: Sequence[Optional[PlainState]], whole: bool
+        self,
+        key: WorkerKey,
+        states: Sequence[Optional[PlainState]],
+        whole: bool,
+        member: int = 0,
     ) -> None:
         """Worker rank 0 gives the servers' optimizer what it is to remember of a key from the end
         of this worker's last round on, in the order of the key's runs. Waits until they have it.
-        `whole`: the optimizer needs whole tensors.
+        `whole` and `member` as in `optimizer_state`.
 
         All pushes must have been sent, and other workers must not push meanwhile.
         """
         by_server = {server: state for (server, _), state in zip(key.runs, states)}
         self._ask(
-            lambda done: self._data_plane.states.give(key, key.round, whole, by_server, done)
+            lambda done: self._data_plane.states.give(
+                key, key.round, whole, by_server, done, member
+            )
         ).result()
 
     def begin_clipped_step(self, step: int) -> None:

@@ -78,6 +78,7 @@ class WorkerKey:
         self.called = called(declared.key, declared.name)
         """The key's name in messages to users, the same on all workers."""
         self.shape = declared.shape
+        self.members = declared.members
         self.dtype = declared.dtype
         self._layout = make_layout(declared.layout, declared.shape)
         self.own_steps: Dict[int, int] = {}
@@ -274,8 +275,8 @@ class Transfer:
 
     __slots__ = (
         "_kept", "_landed", "_memory", "asks", "behind", "changes", "done", "exact", "has_gradient",
-        "has_value", "is_exchanged", "key", "missing_elems", "norm", "on_slice", "priority",
-        "ready_s", "round", "route", "size_bytes", "source", "step", "takes", "target",
+        "has_value", "is_exchanged", "key", "lacking", "missing_elems", "norm", "on_slice",
+        "priority", "ready_s", "round", "route", "size_bytes", "source", "step", "takes", "target",
     )  # fmt: skip
 
     def __init__(
@@ -323,6 +324,9 @@ class Transfer:
         self.exact = exact
         self.on_slice = on_slice
         self.has_value = has_value
+        self.lacking = 0
+        """Of a bucket: the tensors of which the source has no gradient, but zeros; a bit for
+        each."""
         self.size_bytes = key.size_bytes
         self.ready_s = time.monotonic()
         """When the arrays were ready: a transfer is made when they are."""

@@ -98,6 +98,8 @@ class Worker:
         self.script = Script(libraries)
         self.started = False
         """Whether this process has a store that has joined the job."""
+        self.slice_elems = 0
+        """Elements of the first slices, the same for all workers; once it has joined."""
         self._closed = False
         self._byes_left = 0
         self._switch_interval = SwitchInterval()
@@ -189,7 +191,7 @@ class Worker:
         except ConfigError as error:
             self._tell_why(error)
             raise
-        slice_size = joining.slice_size()
+        slice_size = self.slice_elems = joining.slice_size()
         with_rule = self._features | self._data_plane.consistency.features
         sums = has_effect(Feature.LOCAL_AGGREGATION, with_rule)
         summing = 1 + len(neighbours.connections) if sums else 1

@@ -136,6 +136,17 @@ def test_momentum_that_a_codec_applies_is_applied_once() -> None:
 
 
 @pytest.mark.long  # tests/processes/test_torchrun.py starts two hosts' jobs
+@pytest.mark.parametrize("hosts_sum", [False, True])
+def test_small_parameters_travel_together_with_the_numbers_of_each(hosts_sum: bool) -> None:
+    """Also those that some workers, or none, have used in a step, and those that are frozen."""
+    workers = 3 if hosts_sum else 2
+    on_hosts = ["on_hosts.py", 2, "torch_buckets.py"] if hosts_sum else ["torch_buckets.py"]
+    where = {"DMLC_NODE_HOST": "127.0.0.9"} if hosts_sum else {}
+    result = job(*on_hosts, workers=workers, **where)
+    assert result.code == 0, result.output
+    assert result.output.count("right in buckets") == workers, result.output
+
+
 def test_torchrun_starts_a_job(tmp_path: Path) -> None:
     command = [
         str(PYTHON.parent / "torchrun"), "--standalone", "--nproc_per_node", "2",

@@ -155,12 +155,12 @@ BUDGETS = {
     "processes": (2400, 12),
     "report": (1350, 9),
     "scheduler": (2275, 9),
-    "server": (5500, 35),
-    "slicing": (600, 4),
+    "server": (5725, 35),
+    "slicing": (625, 4),
     "tools": (4075, 22),
     "transport": (625, 4),
-    "wire": (5300, 36),
-    "worker": (8500, 49),
+    "wire": (5350, 36),
+    "worker": (8550, 49),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
 beside it: raise a number only together with a reason."""

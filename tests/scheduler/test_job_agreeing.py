@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ import own_layout  # noqa: F401  registers it
 from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ConfigError, KeyMismatchError, P3Error, PeerLostError, ProtocolError
 from p3kv.scheduler.job import Job, Replies
-from p3kv.slicing import balanced_runs, loads_with
+from p3kv.slicing import BUCKET, balanced_runs, loads_with
 from p3kv.wire.messages import (
     Abort,
     Agreed,
@@ -25,6 +25,7 @@ from p3kv.wire.messages import (
     JobSettings,
     KeyRefused,
     Measured,
+    Member,
     NewSliceSizes,
     Ready,
     SliceSizes,
@@ -230,6 +231,47 @@ def test_workers_that_disagree_on_a_key_are_both_named_and_the_job_ends(
     assert set(of(replies, Abort)) == {worker(0), worker(1), server(0), server(1)}
 
 
+def bucket(*members: Member) -> DeclareKey:
+    elems = sum(member.size_elems for member in members)
+    return DeclareKey(0, (elems,), "float32", "some", layout=BUCKET, members=list(members))
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ([(3,), (4,), (5,)], "worker 0 has no 'c' of shape (5,) (key 2)"),
+        (
+            [(3,), (2, 2)],
+            "worker 0 has 'b' of shape (4,) (key 1), and worker 1 has 'b' of shape (2, 2) (key 1)",
+        ),
+    ],
+)
+def test_workers_that_disagree_on_a_tensor_of_a_bucket_read_which(
+    other: List[Tuple[int, ...]], says: str
+) -> None:
+    job = running()
+    ours, theirs = (
+        bucket(*(Member(at, shape, "abc"[at]) for at, shape in enumerate(shapes)))
+        for shapes in ([(3,), (4,)], other)
+    )
+    job.handle(worker(0), ours)
+    failure = aborted(
+        job.handle(worker(1), theirs),
+        f"workers disagree on the model: {says}",
+        KeyMismatchError,
+    )
+    assert "build the same model" in failure.words
+
+
+def test_a_bucket_is_on_one_server_whatever_the_size_of_slices() -> None:
+    job = running()
+    members = [Member(at, (SLICE_SIZE,), "abc"[at]) for at in range(3)]
+    (answer,) = to(job.handle(worker(0), bucket(*members)), worker(0))
+    assert isinstance(answer, DeclaredKey)
+    assert [elems for _, elems in answer.runs] == [3 * SLICE_SIZE]
+    assert answer.members == members
+
+
 def test_workers_that_disagree_on_a_store_s_rule_are_both_named_and_the_job_ends() -> None:
     job = running()
     job.handle(worker(0), DeclareKey("w", (2, 3), "float32"))
@@ -257,7 +299,7 @@ def test_a_key_keeps_its_layout_and_its_rows_whole() -> None:
 def test_an_unknown_layout_ends_the_job_and_is_told_with_those_that_there_are() -> None:
     job = running()
     replies = job.handle(worker(1), DeclareKey("w", (2, 3), "float32", layout="columns"))
-    failure = aborted(replies, "no layout 'columns', only dense", ConfigError)
+    failure = aborted(replies, "no layout 'columns', only bucket, dense", ConfigError)
     assert (failure.role, failure.rank) == ("worker", 1)
     assert "P3KV_PLUGINS, in the environment of every process" in failure.words
 

@@ -9,7 +9,7 @@ import re
 import struct
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 import msgspec
 import pytest
@@ -42,6 +42,7 @@ from p3kv.wire.messages import (
     Failure,
     ForwardOrder,
     FromScheduler,
+    Member,
     OptimizerSettings,
     Resumed,
     SliceSizes,
@@ -78,7 +79,16 @@ def instances(union: Any) -> Any:
     return st.one_of([made(kind) for kind in kinds])
 
 
+def bucket(members: List[Member]) -> DeclareKey:
+    elems = sum(member.size_elems for member in members)
+    return DeclareKey("w", (elems,), "float32", layout="bucket", members=members)
+
+
 def made(kind: Any) -> Any:
+    if kind is DeclareKey:
+        return st.builds(kind, **fields(kind)) | st.lists(
+            st.builds(Member, **fields(Member)), min_size=2, max_size=messages.MAX_MEMBERS
+        ).map(lambda members: bucket(members))
     if kind is not DeclaredKey:
         return st.builds(kind, **fields(kind))
     return ALLOWED["runs"].flatmap(
@@ -106,6 +116,7 @@ ALLOWED: dict = {
     ),
     "shape": st.lists(st.integers(0, 1000), max_size=3).map(tuple),
     "layout": st.text(max_size=64),
+    "members": st.just([]),
     "token": st.binary(min_size=messages.TOKEN_BYTES, max_size=messages.TOKEN_BYTES),
     "process": st.binary(min_size=messages.TOKEN_BYTES, max_size=messages.TOKEN_BYTES),
     "received": st.integers(0, messages.MAX_RECEIVED),
@@ -399,6 +410,10 @@ HELLO = {
         ({**DECLARED, "shape": [2], "layout": "x" * 65}, ToScheduler),
         ({**KNOWN, "key_id": -1}, FromScheduler),
         ({**KNOWN, "runs": [[0, 4], [1, 0]]}, FromScheduler),
+        ({**KNOWN, "shape": [4], "members": [{"key": 1, "shape": [4]}]}, FromScheduler),
+        ({**KNOWN, "shape": [4], "members": [{"key": 1, "shape": [1]}] * 2}, FromScheduler),
+        ({**KNOWN, "shape": [33], "members": [{"key": 1, "shape": [1]}] * 33}, FromScheduler),
+        ({**KNOWN, "shape": [0], "members": [{"key": 1, "shape": [-1]}] * 2}, FromScheduler),
         ({"type": "Roster", "rank": 0, "token": b"", "servers": [], "workers": []}, FromScheduler),
         ({**KNOWN, "shape": [2**40], "runs": [[0, 2**40]]}, DeclaredKey),
         ({**KNOWN, "shape": [-2, -2]}, DeclaredKey),

@@ -38,7 +38,13 @@ class OptimizerGoesOn(GoesOn[WorkerOptimizer]):
         by_codec = self._own.codec_applies_momentum
         return WorkerOptimizer(optimizer, since_step, counts.remembered, by_codec)
 
-    def give(self, key: WorkerKey, states: Sequence[State], optimizer: WorkerOptimizer) -> None:
+    def give(
+        self,
+        key: WorkerKey,
+        states: Sequence[State],
+        optimizer: WorkerOptimizer,
+        member: int = 0,
+    ) -> None:
         found = saved_states.of_states(states, key, optimizer)
         try:
             saved_states.check("the checkpoint", {key.key: found.state}, optimizer.optimizer, [key])

@@ -14,6 +14,7 @@ from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimize
 from p3kv.frontends.torch.rows import LateRows
 from p3kv.frontends.torch.script_marks import trace_forwards
 from p3kv.frontends.torch.values.asleep import Asleep, settle_all
+from p3kv.frontends.torch.values.bucket import Unit
 from p3kv.frontends.torch.values.copies import Then
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.late import Late
@@ -22,7 +23,6 @@ from p3kv.frontends.torch.values.watched import leave_entrances, watch_entrances
 from p3kv.frontends.torch.values.written import Written
 from p3kv.store.pushes import Pushes
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import Key
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import OnSlice, Transfer
 from p3kv.worker.worker import Worker
@@ -37,31 +37,32 @@ class Exchange:
         worker: Worker,
         own: WorkerStore,
         pushes: Pushes[TorchScriptOptimizer],
-        every: Sequence[Late],
+        units: Sequence[Unit],
         devices: Devices,
     ) -> None:
-        """`every` parameter, and the devices that they are on."""
+        """All parameters of a store in `units`, and the devices that they are on."""
         if worker.tracer.enabled:
             trace_forwards()
         self._worker = worker
         self._devices = devices
         self._own = own
         self._pushes = pushes
-        self._written = Written(every)
+        self._written = Written([late for unit in units for late in unit.members])
         self._in_step = False
         self._enters = False
         """Whether weights are read unseen, and modules that have them wait when they are called."""
         self._pushing = threading.RLock()
         """Held while a push is counted and begins. `backward` has a thread for each device, and may
         be called in several."""
-        self.asleep = Asleep(worker, own, every, self._pushing, self._wake)
-        self._order: Optional[List[Key]] = []
-        """Keys as their gradients are ready in the first step."""
+        self.asleep = Asleep(worker, own, units, self._pushing, self._wake)
+        self._order: Optional[List[Late]] = []
+        """Parameters as their gradients are ready in the first step."""
 
-    def give_initial(self, late: Late) -> None:
-        """Worker rank 0 sends a parameter's initial value."""
-        late.staging.copy_(late.parameter.data)
-        self._begun(late, INITIAL_ROUND, pushes=True, lands=False)(late.staging)
+    def give_initial(self, unit: Unit) -> None:
+        """Worker rank 0 sends initial values."""
+        for late in unit.members:
+            late.staging.copy_(late.parameter.data)
+        self._begun(unit, INITIAL_ROUND, pushes=True, lands=False)(unit.staging)
 
     def note(self, late: Late, in_step: bool = False) -> None:
         """A parameter's gradient is complete, and must stay as it is until the value is there.
@@ -108,52 +109,60 @@ class Exchange:
     def note_order(self, late: Late) -> None:
         """A parameter's gradient is complete, which in the first step tells the order."""
         if self._order is not None:
-            self._order.append(late.key.key)
+            self._order.append(late)
 
-    def push(self, late: Late, in_step: bool = False) -> None:
-        """Sends a gradient that has been noted. One of a parameter that is asleep leaves when the
+    def push(self, unit: Unit, in_step: bool = False) -> None:
+        """Sends gradients that have been noted. Those of parameters that are asleep leave when the
         script is in `step`."""
-        leaving = late.leaving
-        assert leaving is not None
-        with torch._C.DisableTorchFunctionSubclass():
-            gradient = leaving.gradient.detach()
-        source = gradient.coalesce() if gradient.is_sparse else gradient
-
-        def begin_with(source: Optional[torch.Tensor]) -> None:
-            assert source is not None
-            leaving.travels = source is gradient
-            begin(source)
-
         with self._pushing:
             self._begin_step()
-            if late.asleep:
+            if unit.asleep:
                 if not in_step:
                     return
-                self.asleep.woken(late)
-            round_, _ = self._pushes.next(late.key)
-            late.send(leaving)
-            begin = self._begun(late, round_, pushes=True, on_slice=late.on_slice)
-            late.copies.to_host(source, begin_with)
+                self.asleep.woken(unit)
+            lacking = unit.lacking
+            if lacking:
+                for late in unit.members:
+                    if late.leaving is None:
+                        self._take_unchanged(late)
+            round_, _ = self._pushes.next(unit.key)
+            with torch._C.DisableTorchFunctionSubclass():
+                source, travels = unit.source()
+            begin = self._begun(unit, round_, pushes=True, on_slice=unit.on_slice, lacking=lacking)
 
-    def push_no_gradient(self, late: Late) -> None:
-        """Says that this worker has no gradient of a parameter in this step."""
+            def begin_with(memory: Optional[torch.Tensor]) -> None:
+                travels(memory)
+                begin(memory)
+
+            unit.copies.to_host(source, begin_with)
+
+    def push_no_gradient(self, unit: Unit) -> None:
+        """Says that this worker has no gradient of a unit in this step."""
+        for late in unit.members:
+            self._take_unchanged(late)
+        self._begin_step()
+        self._push_nothing(unit)
+
+    def _take_unchanged(self, late: Late) -> None:
+        """Has a parameter that has no gradient take its last value; raises NotSupportedError where
+        the script has changed that."""
         late.take()
         if late.parameter.requires_grad:  # a frozen one is the script's own
             self._written.check(late)
-        self._begin_step()
-        self._push_nothing(late)
 
-    def _push_nothing(self, late: Late) -> None:
+    def _push_nothing(self, unit: Unit) -> None:
         changes: Future[bool] = Future()
-        round_, _ = self._pushes.next(late.key, changes)
-        late.pushed = True
-        self.asleep.lacks(late, changes)
-        late.copies.to_host(None, self._begun(late, round_, pushes=True, changes=changes))
+        round_, _ = self._pushes.next(unit.key, changes)
+        unit.lack_gradients()
+        self.asleep.lacks(unit, changes)
+        unit.copies.to_host(None, self._begun(unit, round_, pushes=True, changes=changes))
 
-    def _wake(self, late: Late) -> None:
-        """Another worker has a gradient of a parameter that was asleep in this step."""
-        self._push_nothing(late)
-        if not self._in_step:
+    def _wake(self, unit: Unit) -> None:
+        """Another worker has a gradient of parameters that were asleep in this step."""
+        self._push_nothing(unit)
+        if self._in_step:
+            return
+        for late in unit.members:
             late.pushed = False
             torch.autograd.graph.increment_version(late.parameter)
             if late.parameter.requires_grad:
@@ -175,37 +184,40 @@ class Exchange:
 
         late.copies.to_host(late.parameter.detach() if trains else None, subtract)
 
-    def push_remaining(self, every: Iterable[Late]) -> None:
+    def push_remaining(self, units: Iterable[Unit]) -> None:
         """Has all gradients of the step leave that have not left, and says of which parameters this
         worker has none. Raises NotSupportedError where one has changed since `backward`."""
         self._begin_step()
         with torch._C.DisableTorchFunctionSubclass():  # gradients are of a class that is told
-            for late in every:
-                self._push_remaining(late)
+            for unit in units:
+                self._push_remaining(unit)
         self.asleep.say(self._pushes.step)
         if self._pushes.clipping.clips:
             self.asleep.settle()  # the norm is of all that is pushed in the step
 
-    def _push_remaining(self, late: Late) -> None:
-        if late.leaving is not None:
-            late.leaving.check(late.parameter.grad)
-        elif late.pushed:
-            _check_none(late)
-        elif late.parameter.grad is not None:
-            self.note(late, in_step=True)
-        if late.pushed:
+    def _push_remaining(self, unit: Unit) -> None:
+        for late in unit.members:
+            if late.leaving is not None:
+                late.leaving.check(late.parameter.grad)
+            elif late.pushed:
+                _check_none(late)
+            elif late.parameter.grad is not None:
+                self.note(late, in_step=True)
+        if unit.pushed:
             return
-        if late.leaving is not None:
-            self.push(late, in_step=True)
-        elif not late.asleep:
-            self.push_no_gradient(late)
-        elif late.parameter.requires_grad:
-            self._written.check(late)
+        if unit.has_gradient:
+            self.push(unit, in_step=True)
+        elif not unit.asleep:
+            self.push_no_gradient(unit)
+        else:
+            for late in unit.members:
+                if late.parameter.requires_grad:
+                    self._written.check(late)
 
-    def pull(self, late: Late, exact: bool = False) -> None:
-        """Asks for a parameter's value after this worker's last push; `exact`: as the servers have
-        it, whatever the codec."""
-        late.copies.to_host(None, self._begun(late, late.key.round, pushes=False, exact=exact))
+    def pull(self, unit: Unit, exact: bool = False) -> None:
+        """Asks for a value after this worker's last push; `exact`: as the servers have it, whatever
+        the codec."""
+        unit.copies.to_host(None, self._begun(unit, unit.key.round, pushes=False, exact=exact))
 
     def end_step(self, every: Sequence[Late]) -> None:
         """All parameters are pushed. The first step tells the forward order, which is the reverse
@@ -222,10 +234,10 @@ class Exchange:
         order, self._order = self._order, None
         if order:
             for late in every:
-                late.is_first = late.key.key == order[-1]
+                late.is_first = late is order[-1]
         if order and self._worker.rank == 0:
-            keys = [*reversed(order), *(late.key.key for late in every)]
-            self._own.publish_order(list(dict.fromkeys(keys)))
+            lates = [*reversed(order), *every]
+            self._own.publish_order(list(dict.fromkeys(late.key.key for late in lates)))
 
     def stop(self) -> None:
         """Values come no more."""
@@ -249,40 +261,41 @@ class Exchange:
 
     def _begun(
         self,
-        late: Late,
+        unit: Unit,
         round_: int,
         pushes: bool,
         changes: Optional[Future[bool]] = None,
         exact: bool = False,
         lands: bool = True,
         on_slice: Optional[OnSlice] = None,
+        lacking: int = 0,
     ) -> Then:
         """A value is under way from now on, after a push or a pull that begins when what is
         returned is called with its source; a push has one, or `changes` instead.
         `on_slice` is told what comes of a value that is the push's own."""
-        key, step = late.key, self._pushes.step
+        key, step = unit.key, self._pushes.step
         exact = exact or key.is_exact(round_)
         takes = None
         if pushes and lands and key.consistency.lets_go_ahead and not key.touched_only:
             takes = key.consistency.needs(round_)
-        late.note_changes(round_, takes, changes)
-        late.begin()
-        if isinstance(late, LateRows):
-            return late.exchange(self._worker.begin, round_, step, pushes, changes, exact, lands)
+        unit.note_changes(round_, takes, changes)
+        unit.begin()
+        if isinstance(unit, LateRows):
+            return unit.exchange(self._worker.begin, round_, step, pushes, changes, exact, lands)
         asks = key.asks() if pushes else (key.ask(),)
 
         def begin(source: Optional[torch.Tensor]) -> None:
-            self._worker.begin(
-                Transfer(
-                    key, round_, step, 0,
-                    source.data_ptr() if source is not None else 0 if pushes else None,
-                    late.staging.data_ptr() if lands else None,
-                    partial(_arrived, late, source), asks, changes, takes,
-                    exact=exact, on_slice=on_slice if takes is None else None,
-                    # Nobody else writes to the staging memory.
-                    has_value=pushes and takes is None,
-                )
+            transfer = Transfer(
+                key, round_, step, 0,
+                source.data_ptr() if source is not None else 0 if pushes else None,
+                unit.staging.data_ptr() if lands else None,
+                partial(_arrived, unit, source), asks, changes, takes,
+                exact=exact, on_slice=on_slice if takes is None else None,
+                # Nobody else writes to the staging memory.
+                has_value=pushes and takes is None,
             )  # fmt: skip
+            transfer.lacking = lacking
+            self._worker.begin(transfer)
 
         return begin
 
@@ -295,9 +308,9 @@ def _kind(value: torch.Tensor, device: torch.device) -> str:
     return f"{value.dtype} of shape {tuple(value.shape)} on {device}"
 
 
-def _arrived(late: Late, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
+def _arrived(unit: Unit, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
     """Called in the worker's thread; `source` stays until then."""
-    late.arrived(error)
+    unit.arrived(error)
 
 
 def _check_none(late: Late) -> None:

@@ -63,6 +63,7 @@ class ServerSteps(Steps):
             own.combine({Feature.STATES}, "the optimizer has trained before")
         shared = self._shared = SharedModel(own, model, optimizer, buffers, self._whole, sparse)
         self._late = {id(late.parameter): late for late in shared.every}
+        self._unit_of = {id(late.parameter): one for one in shared.units for late in one.members}
         self._exchange = shared.exchange
         self._pushes = shared.pushes
         worker = self._worker = shared.worker
@@ -105,14 +106,16 @@ class ServerSteps(Steps):
         self._exchange.note(late)
         if self._clipping.is_known and not self._own.waits_for_cut:
             self._begin()
-            self._exchange.push(late)
+            unit = self._unit_of[id(parameter)]
+            if unit.is_complete:
+                self._exchange.push(unit)
 
     def clip(self, max_norm: float) -> torch.Tensor:
         self._shared.check()
         check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
         self._clipping.begin()
         self._begin()
-        self._exchange.push_remaining(self._shared.every)
+        self._exchange.push_remaining(self._shared.units)
         return self._clipping.clip(max_norm)
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
@@ -121,7 +124,7 @@ class ServerSteps(Steps):
         self._check_groups()
         self._begin()
         every = self._shared.every
-        self._exchange.push_remaining(every)
+        self._exchange.push_remaining(self._shared.units)
         self._clipping.end_step()
         self._add_hooks()
         self._check_settings()
@@ -207,7 +210,7 @@ class ServerSteps(Steps):
                     f"and the weight has {weight.numel()}: servers keep entries that have a number "
                     "for each element"
                 )
-        give_state(self._own, late.key, given if state else None, self._whole)
+        give_state(self._own, late.key, given if state else None, self._whole, late.member)
 
     def wait(self) -> None:
         """Waits for the last norm, too."""
@@ -240,7 +243,7 @@ class ServerSteps(Steps):
             if isinstance(late, LateTable):
                 late.say_left_out()
                 continue
-            states = states_of(self._own, late.key, self._whole)
+            states = states_of(self._own, late.key, self._whole, late.member)
             if states:
                 shape = None if self._whole and late.parameter.dim() else late.parameter.shape
                 yield late.parameter, imported(State.joined(states), shape, late.device)

@@ -10,6 +10,7 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 import numpy as np
 import torch
 
+from p3kv.common.words import some_of
 from p3kv.errors import NotSupportedError, P3Error
 from p3kv.frontends.torch.buffer_places import (
     AVERAGE,
@@ -36,6 +37,7 @@ from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.table import LateTable
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
 from p3kv.frontends.torch.values.asleep import settle_all
+from p3kv.frontends.torch.values.bucket import Bucket, Unit, buckets_of
 from p3kv.frontends.torch.values.compiled import own_name
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.early import EARLY, forget_with
@@ -43,6 +45,7 @@ from p3kv.frontends.torch.values.late import Late
 from p3kv.frontends.torch.values.table_weight import TableWeight
 from p3kv.frontends.torch.values.written import is_written
 from p3kv.store.resuming import Resuming
+from p3kv.wire.messages import Member
 from p3kv.worker import this_process
 from p3kv.worker.saving.cuts import Unpushed
 from p3kv.worker.stores import WorkerStore
@@ -78,9 +81,10 @@ class SharedModel:
         self.pushes = pushes_of(own, worker.rank)
         self.resuming = Resuming(own, self.pushes, worker.rank, TorchGoesOn(own))
         self._devices = Devices(worker.abort)
-        self.every = self._declared(model, optimizer, whole, sparse)
-        """All parameters."""
-        self.exchange = Exchange(worker, own, self.pushes, self.every, self._devices)
+        self.units = self._declared(model, optimizer, whole, sparse)
+        """All parameters as they travel."""
+        self.every = [late for unit in self.units for late in unit.members]
+        self.exchange = Exchange(worker, own, self.pushes, self.units, self._devices)
         for late in self.every:
             if isinstance(late, LateTable):
                 late.connect(worker.begin, lambda: self.pushes.step, worker.rank == 0)
@@ -184,10 +188,14 @@ class SharedModel:
 
     def pull(self) -> None:
         """Gives all weights, which are there, the servers' own values, unrounded."""
-        for late in self.every:
-            if not late.is_table and (late.parameter.requires_grad or not is_written(late)):
-                self.exchange.pull(late, exact=True)
-                late.arm()
+        for unit in self.units:
+            if any(
+                not late.is_table and (late.parameter.requires_grad or not is_written(late))
+                for late in unit.members
+            ):
+                self.exchange.pull(unit, exact=True)
+                for late in unit.members:
+                    late.arm()
         self.wait()
 
     def stop(self) -> None:
@@ -214,11 +222,13 @@ class SharedModel:
         optimizer: torch.optim.Optimizer,
         whole: bool,
         sparse: Mapping[int, str],
-    ) -> List[Late]:
+    ) -> List[Unit]:
         names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
-        found: Dict[int, Late] = {}
         parameters = parameters_of(optimizer)
         self._num_keys = len(parameters)
+        joins = self._own.travels_as_it_is and not whole and self._own.rule.local is None
+        groups: Dict[int, Optional[int]] = {}
+        """Of parameters that travel, by number: the group, if they may be in a bucket."""
         for at, parameter in enumerate(parameters):
             name = names.get(id(parameter), f"parameter {at}")
             if (
@@ -227,24 +237,33 @@ class SharedModel:
                 and id(parameter) in names
             ):
                 continue  # quantised ones are frozen for ever
-            initial = None
             if isinstance(parameter, TableWeight):
                 self._check_table(parameter, name, sparse)
-                # That of a checkpoint is worker rank 0's to give.
-                initial = None if self._goes_on else parameter.initial
             else:
                 check_parameter(parameter, name)
-            copies = self._devices.copies(parameter.device)
-            by_rows = id(parameter) in sparse
-            key = self._own.declare(
-                at, tuple(parameter.shape), DTYPES[parameter.dtype], name,
-                LAYOUT if by_rows else "dense", whole, same_name=True, initial=initial,
-            )  # fmt: skip
-            kind: Type[Late] = LateRows if by_rows else Late
-            if isinstance(parameter, TableWeight):
-                kind = LateTable
-            found[id(parameter)] = kind(key, parameter, name, EARLY, copies)
-        every = [*found.values()]
+            groups[at] = None
+        if joins:
+            places = (
+                at for at, group in enumerate(optimizer.param_groups) for _ in group["params"]
+            )
+            groups.update((at, place) for at, place in enumerate(places) if at in groups)
+        order = {at: place for place, at in enumerate(names)}
+        in_order = sorted(groups, key=lambda at: order.get(id(parameters[at]), len(order)))
+        buckets = buckets_of(
+            (
+                (at, parameters[at], None if id(parameters[at]) in sparse else groups[at])
+                for at in in_order
+            ),
+            self.worker.slice_elems,
+        )
+        units: List[Unit] = []
+        for bucket in sorted(buckets, key=min):
+            lates = [
+                (at, parameters[at], names.get(id(parameters[at]), f"parameter {at}"))
+                for at in bucket
+            ]
+            units.append(self._declared_unit(lates, whole, sparse))
+        every = [late for unit in units for late in unit.members]
         shared = Memory(late.parameter for late in every).shared
         if shared is not None:
             raise NotSupportedError(
@@ -252,7 +271,40 @@ class SharedModel:
                 "memory, and servers would train each by itself: give each its own by "
                 "parameter.data = parameter.data.clone(), or make both the same parameter"
             )
-        return every
+        return units
+
+    def _declared_unit(
+        self,
+        lates: List[Tuple[int, torch.nn.Parameter, str]],
+        whole: bool,
+        sparse: Mapping[int, str],
+    ) -> Unit:
+        """A parameter, or a bucket of some: each with its number and name."""
+        at, parameter, name = lates[0]
+        dtype = DTYPES[parameter.dtype]
+        if len(lates) > 1:
+            members = [Member(at, tuple(one.shape), name) for at, one, name in lates]
+            elems = sum(member.size_elems for member in members)
+            names = some_of([name for _, _, name in lates])
+            key = self._own.declare(at, (elems,), dtype, names, same_name=True, members=members)
+            bucket = Bucket(key, parameter.dtype, self._devices.copies(parameter.device))
+            bucket.members = [
+                Late(key, one, name, EARLY, self._devices.copies(one.device), bucket, member)
+                for member, (_, one, name) in enumerate(lates, 1)
+            ]
+            return bucket
+        kind: Type[Late] = Late
+        initial, by_rows = None, id(parameter) in sparse
+        if isinstance(parameter, TableWeight):
+            # That of a checkpoint is worker rank 0's to give.
+            initial, kind = None if self._goes_on else parameter.initial, LateTable
+        elif by_rows:
+            kind = LateRows
+        key = self._own.declare(
+            at, tuple(parameter.shape), dtype, name, LAYOUT if by_rows else "dense", whole,
+            same_name=True, initial=initial,
+        )  # fmt: skip
+        return kind(key, parameter, name, EARLY, self._devices.copies(parameter.device))
 
     @property
     def _goes_on(self) -> bool:
@@ -279,23 +331,24 @@ class SharedModel:
         return {*_STEPS_OF, *(id(late.parameter) for late in self.every)}
 
     def _exchange_initial(self) -> None:
-        for late in self.every:
-            if isinstance(late, LateTable):
+        for unit in self.units:
+            if isinstance(unit, LateTable):
                 if self.worker.rank == 0 and self._goes_on:
-                    stored = self.resuming.initial_rows(late.key)
+                    stored = self.resuming.initial_rows(unit.key)
                     if stored is not None:
-                        late.give(stored)
-                    self.resuming.give_state(late.key)
+                        unit.give(stored)
+                    self.resuming.give_state(unit.key)
                 continue
             if self.worker.rank != 0:
-                self.exchange.pull(late)
+                self.exchange.pull(unit)
                 continue
-            saved = self.resuming.initial(late.key)
-            if saved is not None:
-                value = tensor_in(np.ascontiguousarray(saved))
-                late.parameter.data.copy_(value.reshape(late.parameter.shape))
-            self.exchange.give_initial(late)
-            self.resuming.give_state(late.key)
+            for late in unit.members:
+                saved = self.resuming.initial(late.key, late.member)
+                if saved is not None:
+                    value = tensor_in(np.ascontiguousarray(saved))
+                    late.parameter.data.copy_(value.reshape(late.parameter.shape))
+            self.exchange.give_initial(unit)
+            self.resuming.give_state(unit.key)
         for late in self.every:
             late.arm()
         self.wait()

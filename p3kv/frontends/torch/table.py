@@ -220,8 +220,8 @@ class LateTable(LateRows):
         """Waits until the last push has left."""
         if not self._there.is_set():
             waited(self._there.wait)
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
 
 class _Rows:

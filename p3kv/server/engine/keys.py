@@ -8,7 +8,7 @@ import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.plan import KeyPlan
-from p3kv.server.engine.slices import ServerSlice
+from p3kv.server.engine.slices import BucketSlice, ServerSlice
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import UNKNOWN, DeclaredKey
@@ -99,6 +99,12 @@ class ServerKey:
         del self._slices[self._generation]
         self._generation += 1
         after = self._slices_in(self._generation)
+        if self.bucket is not None:
+            for old, new in zip(before.values(), after.values()):
+                assert isinstance(old, BucketSlice) and isinstance(new, BucketSlice)
+                new.begin_as(old, int(last_round))
+                old.value = None
+            return after.values()
         values = np.concatenate([slice_.known_value().array for slice_ in before.values()])
         for slice_ in after.values():
             slice_.begin_at(int(last_round), values[slice_.offset : slice_.offset + slice_.length])
@@ -125,6 +131,15 @@ class ServerKey:
         """Whether all slices have ended the same round, this one or a later one."""
         rounds = {slice_.round for slice_ in self._slices_in(self._generation).values()}
         return len(rounds) == 1 and rounds.pop() >= round
+
+    @property
+    def bucket(self) -> Optional[BucketSlice]:
+        """The slice of a bucket; None of any other key."""
+        if not self.declared.members:
+            return None
+        (slice_,) = self._slices_in(self._generation).values()
+        assert isinstance(slice_, BucketSlice)
+        return slice_
 
     def copied_state(self, optimizer: Optimizer, whole: bool) -> Optional[State]:
         """Copies what an optimizer remembers of this server's part of the key; None if nothing.
@@ -186,7 +201,9 @@ class ServerKey:
             own = [piece for piece in pieces if piece.server == self.plan.rules.rank]
             first_round = self._sizes.first_round(generation)
             slices = self._slices[generation] = {
-                piece.index: ServerSlice(
+                piece.index: BucketSlice(self.plan, first_round)
+                if self.declared.members
+                else ServerSlice(
                     self.plan, piece.index, piece.length, piece.offset - own[0].offset, first_round
                 )
                 for piece in own

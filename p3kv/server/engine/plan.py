@@ -17,7 +17,7 @@ from p3kv.server.engine.held_rounds import HeldRounds
 from p3kv.server.engine.leavers import Leavers
 from p3kv.server.engine.rounds import Round
 from p3kv.server.optimizer import Optimizer
-from p3kv.slicing import make_layout
+from p3kv.slicing import BUCKET, make_layout
 from p3kv.wire.messages import UNKNOWN, DeclaredKey, called, sum_dtype
 
 Hold = Callable[[Any, Round], bool]
@@ -74,6 +74,11 @@ class KeyPlan:
                 f"the runs {declared.runs} of {self.called} break grains of "
                 f"{self.layout.grain_elems} elements, which the layout {declared.layout!r} keeps "
                 "together"
+            )
+        if bool(declared.members) != (declared.layout == BUCKET):
+            raise ProtocolError(
+                f"{self.called} of the layout {declared.layout!r} has "
+                f"{len(declared.members)} tensors"
             )
         if declared.initial is not None and not self.layout.touched_only:
             raise ProtocolError(f"initial rows of {self.called}, which is no key of rows")

@@ -40,6 +40,8 @@ class Round(Generic[S]):
     """Once it has ended: whether any worker had a gradient."""
     lacks_gradient: bool = False
     """Whether a worker, or all of a host, has said that it has no gradient."""
+    lacking: int = -1
+    """Of a bucket: the tensors of which no worker has pushed a gradient, a bit for each."""
     exact: bool = False
     """Whether a worker wants the value as it is, whatever the codec."""
     priority: int = 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Dict, Optional, Sequence, Tuple, Union
+from itertools import accumulate
+from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from p3kv.server.engine.plan import KeyPlan
 from p3kv.server.engine.rounds import Round
 from p3kv.server.engine.sums import SliceSum, maker_of_sums
 from p3kv.server.engine.unit import Unit
-from p3kv.server.optimizer import WHOLE
+from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.wire.header import CLOCK_US, ENCODED, INITIAL_ROUND
 
 _BYTE = np.dtype(np.uint8)
@@ -155,9 +156,7 @@ class ServerSlice(Unit):
             array = None
             if optimizer is not None and not optimizer.whole_tensors:
                 rule = plan.consistency
-                array = optimizer.predicted(
-                    plan.declared, self.index, value.array, rule.predicts, rule.damped
-                )
+                array = self._predicted_by(optimizer, value.array, rule.predicts, rule.damped)
             if array is None:
                 return value
             self._predicted = plan.rules.pool.get(self.length, plan.dtype)
@@ -186,10 +185,10 @@ class ServerSlice(Unit):
             value, rows = self._value_to_change(), self.plan.zero_rows
             if self.plan.rules.held_rounds.steps:
                 self.scale(current, total.array)
-            step, before = self.plan.update_step(current), None
+            before = None
             if rows is not None and current.have_last and rows.looks(current.number):
                 before = value.array.copy()
-            optimizer.update(self.plan.declared, self.index, value.array, total.array, step)
+            self._update_by(optimizer, current, value.array, total.array)
             total.retire()
             if rows is not None and before is not None:
                 self._keep_changes(rows, before, current.number)
@@ -204,6 +203,17 @@ class ServerSlice(Unit):
             self._wire = buffer, buffer.bytes[:count]
         else:
             buffer.retire()
+
+    def _update_by(
+        self, optimizer: Optimizer, current: Round[SliceSum], value: np.ndarray, total: np.ndarray
+    ) -> None:
+        step = self.plan.update_step(current)
+        optimizer.update(self.plan.declared, self.index, value, total, step)
+
+    def _predicted_by(
+        self, optimizer: Optimizer, value: np.ndarray, steps: int, damped: bool
+    ) -> Optional[np.ndarray]:
+        return optimizer.predicted(self.plan.declared, self.index, value, steps, damped)
 
     def _begin_update(self, current: Round[SliceSum]) -> bool:
         """Forgets what held for the last value; whether the round has a gradient."""
@@ -237,6 +247,112 @@ class ServerSlice(Unit):
         if value.sends:
             value = self.value = self.plan.rules.pool.cast(value, self.plan.dtype)
         return value
+
+
+class BucketSlice(ServerSlice):
+    """The one slice of a bucket.
+
+    Its tensors are updated as one, until a round ends in which no worker had a gradient of some of
+    them. Only the others are updated then, and each has a state of its own from then on: Adam's
+    count of steps, for example, differs. A tensor's index is one more than its place.
+    """
+
+    def __init__(self, plan: KeyPlan, first_round: int = INITIAL_ROUND) -> None:
+        super().__init__(plan, 0, plan.kept_elems, 0, first_round)
+        ends = [0, *accumulate(member.size_elems for member in plan.declared.members)]
+        self._spans = [slice(start, end) for start, end in zip(ends, ends[1:])]
+        self._is_split = False
+        """Whether each tensor has a state of its own."""
+        self._may_join = False
+        """Whether these may be alike."""
+
+    def begin_as(self, before: BucketSlice, round: int) -> None:
+        """Takes over everything of one that has ended its last round; states stay where they
+        are."""
+        self.begin_at(round, before.known_value().array)
+        self._is_split, self._may_join = before._is_split, before._may_join
+
+    def copied_states(self, optimizer: Optimizer) -> List[Optional[State]]:
+        """Copies what an optimizer remembers of each tensor; None of those that it does not know.
+        To be called between two updates."""
+        declared = self.plan.declared
+        if self._is_split:
+            return [optimizer.copied(declared, index) for index in self._indices]
+        state = optimizer.copied(declared, self.index)
+        if state is None:
+            return [None] * len(self._spans)
+        return list(state.cut([one.stop - one.start for one in self._spans]))
+
+    def replace_state(self, optimizer: Optimizer, member: int, state: Optional[State]) -> None:
+        """Gives an optimizer another state of a tensor, or none; as `copied_states`. Raises
+        ProtocolError for one that has not one number for each element."""
+        span = self._spans[member]
+        for name, array in ({} if state is None else state.elements).items():
+            if array.shape != (span.stop - span.start,):
+                raise ProtocolError(
+                    f"it sent the array {name!r} of shape {array.shape} for a state of "
+                    f"{span.stop - span.start} elements of {self.plan.called}"
+                )
+        self._split(optimizer)
+        self._may_join = True
+        index = self._indices[member]
+        optimizer.export(self.plan.declared, index)
+        if state is not None:
+            optimizer.load(self.plan.declared, index, state)
+
+    def _update_by(
+        self, optimizer: Optimizer, current: Round[SliceSum], value: np.ndarray, total: np.ndarray
+    ) -> None:
+        if self._may_join and not current.lacking:
+            self._join(optimizer)
+        if not self._is_split and not current.lacking:
+            super()._update_by(optimizer, current, value, total)
+            return
+        self._split(optimizer)
+        declared, step = self.plan.declared, self.plan.update_step(current)
+        for member, (index, span) in enumerate(zip(self._indices, self._spans)):
+            if not current.lacking >> member & 1:
+                optimizer.update(declared, index, value[span], total[span], step)
+
+    def _predicted_by(
+        self, optimizer: Optimizer, value: np.ndarray, steps: int, damped: bool
+    ) -> Optional[np.ndarray]:
+        if not self._is_split:
+            return super()._predicted_by(optimizer, value, steps, damped)
+        predicted = value.copy()
+        for index, span in zip(self._indices, self._spans):
+            found = optimizer.predicted(self.plan.declared, index, value[span], steps, damped)
+            if found is not None:
+                predicted[span] = found
+        return predicted
+
+    @property
+    def _indices(self) -> range:
+        return range(1, 1 + len(self._spans))
+
+    def _split(self, optimizer: Optimizer) -> None:
+        if self._is_split:
+            return
+        self._is_split = True
+        state = optimizer.export(self.plan.declared, self.index)
+        if state is not None:
+            lengths = [one.stop - one.start for one in self._spans]
+            for index, part in zip(self._indices, state.cut(lengths)):
+                optimizer.load(self.plan.declared, index, part)
+
+    def _join(self, optimizer: Optimizer) -> None:
+        """Has all tensors have one state again, if theirs are alike, as after a checkpoint."""
+        self._may_join = False
+        declared = self.plan.declared
+        states = [optimizer.copied(declared, index) for index in self._indices]
+        known = [state for state in states if state is not None]
+        if known and (len(known) < len(states) or not State.are_alike(known)):
+            return
+        self._is_split = False
+        for index in self._indices:
+            optimizer.export(declared, index)
+        if known:
+            optimizer.load(declared, self.index, State.joined(known))
 
 
 def update_together(slices: Sequence[ServerSlice], rounds: Sequence[Round[SliceSum]]) -> bool:

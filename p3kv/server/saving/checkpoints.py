@@ -166,7 +166,7 @@ class Checkpoints:
             return
         complete, self._open = self._open, None
         checkpoint = complete.checkpoint
-        keys = [cut.complete for cut in complete.cuts.values()]
+        keys = [key for cut in complete.cuts.values() for key in cut.complete]
         outline = Outline(
             1, checkpoint.identity, checkpoint.step, self._place.rank,
             list(self._place.servers_hosts),

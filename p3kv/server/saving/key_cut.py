@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Optional
+from itertools import zip_longest
+from typing import Dict, Iterable, List, Optional
 
 import numpy as np
+from msgspec.structs import replace
 
 from p3kv.checkpoints import CutOfKey, KeyOutline
-from p3kv.server.engine import RowsKey, ServerSlice, Unit
+from p3kv.server.engine import BucketSlice, RowsKey, ServerSlice, Unit
 from p3kv.server.optimizer import WHOLE, State
 from p3kv.wire.messages import DeclaredKey
 
@@ -23,6 +25,7 @@ class KeyCut:
         self._whole = whole
         self._values: Dict[int, np.ndarray] = {}
         self._states: Dict[int, State] = {}
+        self._of_members: List[Optional[State]] = []
 
     def copy(self, unit: Unit) -> None:
         """Keeps copies of a unit's value and state, when it has ended the round and no later
@@ -32,6 +35,10 @@ class KeyCut:
             if optimizer is not None:
                 state = unit.copied_state(optimizer, self._whole)
             self._add(0, unit.copied_value(), state)
+        elif isinstance(unit, BucketSlice):
+            if optimizer is not None:
+                self._of_members = unit.copied_states(optimizer)
+            self._add(0, unit.known_value().array.copy(), None)
         elif isinstance(unit, ServerSlice):
             # That of a whole tensor is the same for all slices: they have ended the round together.
             if optimizer is not None and (not self._whole or unit.offset == 0):
@@ -40,10 +47,27 @@ class KeyCut:
             self._add(unit.offset, unit.known_value().array.copy(), state)
 
     @property
-    def complete(self) -> CutOfKey:
-        """All of it, once nothing is missing."""
+    def complete(self) -> List[CutOfKey]:
+        """All of it, once nothing is missing: of a bucket each tensor by itself, so that it may be
+        in another bucket when the job goes on."""
         key = self.declared
-        states = [self._states[offset] for offset in sorted(self._states)]
+        if not key.members:
+            states = [self._states[offset] for offset in sorted(self._states)]
+            return [self._cut(key, [self._values[at] for at in sorted(self._values)], states)]
+        ((server, _),) = key.runs
+        found, start = [], 0
+        for member, state in zip_longest(key.members, self._of_members):
+            elems = member.size_elems
+            of_member = replace(
+                key, key=member.key, name=member.name, shape=member.shape, layout="dense",
+                runs=[(server, elems)] if elems else [], members=[],
+            )  # fmt: skip
+            value = self._values[0][start : start + elems]
+            found.append(self._cut(of_member, [value], [] if state is None else [state]))
+            start += elems
+        return found
+
+    def _cut(self, key: DeclaredKey, values: List[np.ndarray], states: List[State]) -> CutOfKey:
         first = states[0] if states else State({}, {})
         arrays = [[state.elements[name] for state in states] for name in first.elements]
         outline = KeyOutline(
@@ -54,7 +78,7 @@ class KeyCut:
                 for (name, array), parts in zip(first.elements.items(), arrays)
             ],
         )  # fmt: skip
-        return CutOfKey(outline, [self._values[offset] for offset in sorted(self._values)], arrays)
+        return CutOfKey(outline, values, arrays)
 
     def _add(self, offset: int, value: np.ndarray, state: Optional[State]) -> None:
         self._values[offset] = value

@@ -81,6 +81,23 @@ class SeededRows(Message, frozen=True):
         check_number("a row", self.zero_row, -1, MAX_KEY_ELEMS)
 
 
+MAX_MEMBERS = 32
+"""Most tensors of a bucket: headers have a bit for each."""
+
+
+class Member(Message, frozen=True):
+    """A tensor of a bucket, with the key that it would have on its own."""
+
+    key: Key
+    shape: Tuple[int, ...]
+    name: Optional[str] = None
+
+    @property
+    def size_elems(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+
 class DeclareKey(Message, frozen=True):
     """A worker declares a key."""
 
@@ -103,11 +120,14 @@ class DeclareKey(Message, frozen=True):
     compared when all keys of the optimizer are declared (`StoreMade`)."""
     initial: Optional[SeededRows] = None
     """How servers make the initial value of a key of rows; None: worker rank 0 pushes it."""
+    members: List[Member] = []  # noqa: RUF012  nobody changes it
+    """The tensors of a bucket, in the order of its elements; of any other key none."""
 
     def __post_init__(self) -> None:
         check_number("a store's number", self.store, 0, MAX_STORE)
         check_tensor(self.key, self.name, self.shape, self.dtype, self.layout)
         check_choice("a consistency", self.consistency or "")
+        check_members(self.key, self.name, self.shape, self.members)
 
 
 class DeclaredKey(Message, frozen=True):
@@ -132,6 +152,7 @@ class DeclaredKey(Message, frozen=True):
     """Whether one server must keep all elements, for an optimizer that needs whole tensors."""
     consistency: Optional[str] = None
     initial: Optional[SeededRows] = None
+    members: List[Member] = []  # noqa: RUF012  nobody changes it
 
     def __post_init__(self) -> None:
         check_choice("a consistency", self.consistency or "")
@@ -139,6 +160,7 @@ class DeclaredKey(Message, frozen=True):
         check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
         check_tensor(self.key, self.name, self.shape, self.dtype, self.layout)
         check_runs(called(self.key, self.name), self.shape, self.runs)
+        check_members(self.key, self.name, self.shape, self.members)
 
 
 def check_called(key: Key, name: Optional[str]) -> None:
@@ -166,6 +188,21 @@ def check_shape(what: str, shape: Sequence[int]) -> None:
     # Each on its own, too: their product is 0 if one of them is.
     allowed = all(0 <= extent <= MAX_KEY_ELEMS for extent in shape)
     check(allowed, f"{what} has the shape {shape}; an extent has at most {MAX_KEY_ELEMS} elements")
+
+
+def check_members(
+    key: Key, name: Optional[str], shape: Tuple[int, ...], members: Sequence[Member]
+) -> None:
+    """Raises ProtocolError for tensors that do not make up a bucket of this shape."""
+    if not members:
+        return
+    what = called(key, name)
+    check(1 < len(members) <= MAX_MEMBERS, f"{what} is a bucket of {len(members)} tensors")
+    for member in members:
+        check_called(member.key, member.name)
+        check_shape(called(member.key, member.name), member.shape)
+    elems = sum(member.size_elems for member in members)
+    check(shape == (elems,), f"{what} has the shape {shape}, and its tensors {elems} elements")
 
 
 def check_runs(what: str, shape: Tuple[int, ...], runs: List[Tuple[int, int]]) -> None:

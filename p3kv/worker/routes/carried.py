@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from p3kv.errors import ProtocolError
@@ -137,13 +138,16 @@ class Carried:
         came = self._came.pop(place, {})
         part = self._parts.pop(place)
         transfer, piece = part.transfer, part.piece
+        summands = {rank: header for rank, header in came.items() if not header.flags & NO_GRADIENT}
         parts = {
             rank: self._memory.part(rank, transfer.key, piece, header.rows)
-            for rank, header in came.items()
-            if not header.flags & NO_GRADIENT
+            for rank, header in summands.items()
         }
+        lacking = [header.lacking for header in summands.values()]
         if part.gradient is not None:
             parts[self._rank] = part.gradient
+            lacking.append(transfer.lacking)
+        transfer.lacking = reduce(and_, lacking) if lacking else 0
         workers = len(came) + 1
         flags = CARRIES | (0 if part.counted else IN_HOST_SUM)
         if transfer.target is not None or place in self._wanting:

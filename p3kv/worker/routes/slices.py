@@ -151,7 +151,7 @@ class SliceRoute(SummedRoute):
         header = PushHeader(
             Kind.PUSH, self._rank, flags, key=key.key_id, slice=piece.index, round=transfer.round,
             step=transfer.step, priority=transfer.priority, ready_us=clock_us(transfer.ready_s),
-            workers=workers,
+            workers=workers, lacking=transfer.lacking,
         )  # fmt: skip
         urgent = urgency(transfer.step, transfer.priority)
         frame = Frame(urgent, header, payload, None, on_arrived, not key.own_rounds)

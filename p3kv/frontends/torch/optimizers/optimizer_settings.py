@@ -101,7 +101,13 @@ def plain(
             }
         )
         ids = (id(parameter) for parameter in group["params"])
-        group_of += [(keys[at], place) for at in ids if at in keys]  # no quantised ones
+        joined = dict.fromkeys(keys[at] for at in ids if at in keys)  # no quantised ones
+        group_of += [(key, place) for key in joined]
+    if len(dict(group_of)) < len(group_of):
+        raise NotSupportedError(
+            "parameters have come into other param_groups since p3kv.torch.Optimizer was made: "
+            "call p3kv.torch.Optimizer(model, optimizer) once more"
+        )
     return PlainTorchOptimizer(kind.__name__, groups, group_of, since_step, workers)
 
 

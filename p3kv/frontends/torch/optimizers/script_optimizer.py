@@ -124,10 +124,14 @@ class TorchGoesOn(GoesOn[TorchScriptOptimizer]):
         )  # fmt: skip
 
     def give(
-        self, key: WorkerKey, states: Sequence[State], optimizer: TorchScriptOptimizer
+        self,
+        key: WorkerKey,
+        states: Sequence[State],
+        optimizer: TorchScriptOptimizer,
+        member: int = 0,
     ) -> None:
         state = None
         if states:
             joined = State.joined(states)
             state = State(joined.elements, {**joined.numbers, "since_step": optimizer.since_step})
-        give_state(self._own, key, state, optimizer.needs_whole_tensors)
+        give_state(self._own, key, state, optimizer.needs_whole_tensors, member)

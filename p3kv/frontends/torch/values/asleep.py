@@ -16,6 +16,7 @@ from weakref import WeakSet
 import torch
 
 from p3kv.frontends.torch.script_marks import may_begin_forward, waited
+from p3kv.frontends.torch.values.bucket import Unit
 from p3kv.frontends.torch.values.late import Late
 from p3kv.frontends.torch.values.watched import Waits, have_back, have_wait
 from p3kv.wire.header import INITIAL_ROUND
@@ -33,12 +34,12 @@ class Asleep(Waits):
         self,
         worker: Worker,
         own: WorkerStore,
-        every: Sequence[Late],
+        every: Sequence[Unit],
         lock: threading.RLock,
-        wake: Callable[[Late], None],
+        wake: Callable[[Unit], None],
     ) -> None:
-        """`every` parameter of the store. `wake(late)` says that this worker has no gradient of one
-        that is awake again, in the step that has just ended."""
+        """`every` parameter of the store, or bucket of them. `wake(one)` says that this worker has
+        no gradient of one that is awake again, in the step that has just ended."""
         self._worker = worker
         self._own = own
         self._every = every
@@ -54,9 +55,9 @@ class Asleep(Waits):
         # A step has at least one push of the store.
         smallest = min(every, key=lambda late: late.size_bytes, default=None)
         self._never = {id(smallest)}
-        self._lacked: List[Tuple[Late, Future[bool]]] = []
+        self._lacked: List[Tuple[Unit, Future[bool]]] = []
         """Those of which this worker had no gradient in this step, and whether another one had."""
-        self._asleep: List[Late] = []
+        self._asleep: List[Unit] = []
         self._armed: List[Late] = []
         """Those that whoever reads them waits for."""
         self._woken: Set[int] = set()
@@ -74,7 +75,7 @@ class Asleep(Waits):
         """Whether it is to be heard what others have said."""
         _all.add(self)
 
-    def lacks(self, late: Late, changes: Future[bool]) -> None:
+    def lacks(self, late: Unit, changes: Future[bool]) -> None:
         """This worker has no gradient of a parameter that is awake."""
         never = late.is_table or id(late) in self._never
         if self._may and late.key.codecs.values.in_place and not never:
@@ -90,7 +91,7 @@ class Asleep(Waits):
                 self._asleep.append(late)
         self._has_said = False
 
-    def woken(self, late: Late) -> None:
+    def woken(self, late: Unit) -> None:
         """This worker has a gradient of one, and pushes it in this step."""
         self._woken.add(id(late))
 
@@ -120,11 +121,12 @@ class Asleep(Waits):
         """From now on, whoever reads one that is asleep waits for what others have said."""
         with self._lock:
             if self._waits:
-                self._armed = [late for late in self._asleep if id(late) not in self._woken]
+                asleep = [one for one in self._asleep if id(one) not in self._woken]
+                self._armed = [late for one in asleep for late in one.members]
                 for late in self._armed:
                     have_wait(late.parameter, self)
 
-    def settle(self) -> List[Late]:
+    def settle(self) -> List[Unit]:
         """Waits for what others have said; returns the parameters that they have woken."""
         if not self._waits:
             return []
@@ -142,12 +144,12 @@ class Asleep(Waits):
             if self._changes is not None and not self._changes.result():
                 return []
             awake = [late for late, heard in zip(self._every, self._heard.tolist()) if heard]
-            for late in awake:
-                late.asleep = False
-            self._asleep = [late for late in self._asleep if late.asleep]
+            for one in awake:
+                one.asleep = False
+            self._asleep = [one for one in self._asleep if one.asleep]
             others, self._woken = [one for one in awake if id(one) not in self._woken], set()
-            for late in others:
-                self._wake(late)
+            for one in others:
+                self._wake(one)
             return others
 
     def take(self) -> None:

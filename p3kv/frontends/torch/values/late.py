@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 
 import torch
 
 from p3kv.frontends.torch.script_marks import may_begin_forward, waited
+from p3kv.frontends.torch.tensors import bits
 from p3kv.frontends.torch.values.copies import Copies
 from p3kv.frontends.torch.values.early import EarlyWrites
 from p3kv.frontends.torch.values.leaving import Leaving
 from p3kv.frontends.torch.values.staging import BY_SLICE_BYTES, Staging
 from p3kv.frontends.torch.values.watched import Waits, gives_memory, have_back, have_wait, name_of
+from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.transfers import OnSlice, WorkerKey
 
 _NOTHING_CHANGES: Future[bool] = Future()
@@ -21,8 +23,22 @@ _NOTHING_CHANGES: Future[bool] = Future()
 _NOTHING_CHANGES.set_result(False)
 
 
+Travels = Callable[[Optional[torch.Tensor]], None]
+"""Told in which memory a gradient leaves."""
+
+
+class Joined(Protocol):
+    """What `Late` needs of the bucket that it is in."""
+
+    there: threading.Event
+    taking: threading.Lock
+
+    def memory_of(self, member: int) -> torch.Tensor: ...
+
+
 class Late(Waits):
-    """A parameter, its key, and the value that is under way to it.
+    """A parameter, its key, and the value that is under way to it. One that is in no bucket
+    travels by itself, and is what `Bucket` is to others.
 
     `arrived` and what `on_slice` gives are called in the worker's thread, `take_if_there` in that
     of `early`, and all else in threads of the script.
@@ -35,13 +51,21 @@ class Late(Waits):
         name: str,
         early: EarlyWrites,
         copies: Copies,
+        bucket: Optional[Joined] = None,
+        member: int = 0,
     ) -> None:
+        """`member`: its number in a bucket, from 1."""
         self.key = key
+        """That of its bucket, if it is in one."""
+        self.member = member
+        self.tensor = key.members[member - 1].key if member else key.key
+        """The key that it has, or would have, by itself."""
         self.parameter = parameter
         self.name = name
         self.device = parameter.device
         self.copies = copies
-        self._staged = Staging(parameter, self._memory())
+        memory = self._memory() if bucket is None else bucket.memory_of(member)
+        self._staged = Staging(parameter, memory)
         self.staging = self._staged.value
         """Where the next value lands."""
         self.value_version = parameter._version
@@ -56,8 +80,9 @@ class Late(Waits):
         self._recent: Dict[int, Optional[Future[bool]]] = {}
         """The same by round, where workers go on with values of earlier rounds than their own."""
         self._unchanged: Optional[torch.Tensor] = None
-        """Of a frozen parameter whose value a codec rounds: what was in the staging memory before
-        the value that is under way, which may be rounded otherwise, though nobody trains it."""
+        """Of a frozen parameter whose value a codec rounds, or that is in a bucket: what was in the
+        staging memory before the value that is under way, which may be rounded otherwise, though
+        nobody trains it."""
         self.as_sent: Optional[torch.Tensor] = None
         """Of a worker that trains by itself: the weight when its difference left. What the weight
         has learned since is added to the value that comes."""
@@ -78,14 +103,14 @@ class Late(Waits):
         self.was_entered = self.was_awaited = False
         """Whether such a module, or the script, has waited since it became late."""
         self._is_late = False
-        self._is_written = False
+        self.is_written = False
         """Whether the value is in the parameter, which may be late still."""
-        self._there = threading.Event()
+        self._there = threading.Event() if bucket is None else bucket.there
         self._there.set()
-        self._error: Optional[BaseException] = None
-        self._taking = threading.Lock()
+        self.error: Optional[BaseException] = None
+        self._taking = threading.Lock() if bucket is None else bucket.taking
         self._early = early
-        self.size_bytes = key.size_bytes
+        self.size_bytes = parameter.numel() * parameter.element_size()
 
     def _memory(self) -> torch.Tensor:
         return self.copies.empty(self.parameter.shape, self.parameter.dtype)
@@ -100,6 +125,11 @@ class Late(Waits):
     ) -> None:
         """The value of a round is to be under way after a push, or that of round `takes`;
         `changes`: of a push without a gradient, whether another worker has one."""
+        if self.member:
+            # Another one of the bucket may have changed. Worker 0's initial value holds for all.
+            is_own = round_ > INITIAL_ROUND and not self.parameter.requires_grad
+            self._unchanged = self.staging.clone() if is_own else None
+            return
         changes = None if self.parameter.requires_grad else changes
         if takes is not None:
             self._recent[round_] = changes
@@ -113,6 +143,10 @@ class Late(Waits):
     def value_changes(self) -> bool:
         """Whether the value that is under way is to be written, and not that of a weight which was
         frozen here and which no other worker has changed either; waits until that is known."""
+        if self.member:
+            return self._unchanged is None or not torch.equal(
+                bits(self._unchanged), bits(self.staging)
+            )
         return self._changes is None or self._changes.result()
 
     def begin(self) -> None:
@@ -120,7 +154,7 @@ class Late(Waits):
         with self._taking:
             self._there.clear()
             self._staged.begin()
-            self._is_written = False
+            self.is_written = False
 
     @property
     def on_slice(self) -> Optional[OnSlice]:
@@ -133,14 +167,41 @@ class Late(Waits):
         if self._is_late:  # else `arm` sees that it is there
             self._early.soon(self)
 
-    def send(self, leaving: Leaving) -> None:
-        """The gradient is under way to the servers."""
+    @property
+    def members(self) -> Tuple[Late, ...]:
+        """As a bucket has them."""
+        return (self,)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient has been computed in this step."""
+        return self.leaving is not None
+
+    is_complete = True
+    lacking = 0
+
+    def source(self) -> Tuple[torch.Tensor, Travels]:
+        """The gradient, which is under way to the servers from now on; and what is to be told in
+        which memory it leaves."""
+        leaving = self.leaving
+        assert leaving is not None
         self._sent, self.pushed = leaving, True
+        gradient = leaving.gradient.detach()
+        source = gradient.coalesce() if gradient.is_sparse else gradient
+
+        def travels(memory: Optional[torch.Tensor]) -> None:
+            leaving.travels = memory is gradient
+
+        return source, travels
+
+    def lack_gradients(self) -> None:
+        """This worker has none in this step."""
+        self.pushed = True
 
     def arrived(self, error: Optional[BaseException]) -> None:
         """The value is in the staging memory, or does not come; a gradient has left before."""
         sent, self._sent = self._sent, None
-        self._error = error or (None if sent is None else sent.has_left())
+        self.error = error or (None if sent is None else sent.has_left())
         self._there.set()
         if self._is_late:  # else `arm` sees that it is there
             self._early.soon(self)
@@ -163,7 +224,7 @@ class Late(Waits):
                 return
             if self._there.is_set():
                 self._end(self.copies.finish, stays_late=self._stays_late)
-            elif not self._is_written:
+            elif not self.is_written:
                 self.copies.write(self._staged.write_slices)
 
     @property
@@ -232,17 +293,17 @@ class Late(Waits):
             self._is_late = False
 
     def _write(self) -> None:
-        if self._is_written:
+        if self.is_written:
             return
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         if self.value_changes:
             with torch._C.DisableTorchFunctionSubclass():
                 self.copies.write(self._copy)
         elif self._unchanged is not None:
             self.staging.copy_(self._unchanged)
         self._unchanged = None
-        self._is_written = True
+        self.is_written = True
 
     def _copy(self) -> None:
         """Writes the value that is there into the parameter."""

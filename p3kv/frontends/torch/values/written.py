@@ -86,8 +86,8 @@ def copied(late: Late) -> Unpushed:
         value: Future[np.ndarray] = Future()
         copy = _value(late).to("cpu", copy=True, memory_format=torch.contiguous_format)
         value.set_result(array_of(copy))
-        key = late.key
-        return Unpushed(key.key, late.name, key.shape, key.dtype, value)
+        shape = tuple(late.parameter.shape)
+        return Unpushed(late.tensor, late.name, shape, late.key.dtype, value)
 
 
 def _value(late: Late, rows: Optional[torch.Tensor] = None) -> torch.Tensor:

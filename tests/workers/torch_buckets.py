@@ -1,0 +1,109 @@
+"""Small parameters travel together: the numbers of one process whatever each worker uses, freezes
+and writes, with Adam's count of steps of each.
+
+Argument: whether the workers of a host sum.
+"""
+
+import p3kv.torch  # noqa: I001
+import copy
+import random
+from typing import Any, Dict, List
+
+import torch
+from p3kv.frontends.torch.values.bucket import buckets_of
+from p3kv.worker import this_process
+from torch import nn
+
+STEPS, LAYERS = 12, 5
+
+
+def what_is_alike_is_joined() -> None:
+    """By group, dtype and size; 32 at most, and no more elements than a slice has."""
+
+    def joined(sizes: List[int], groups: List[Any], slice_elems: int = 50_000) -> List[List[int]]:
+        parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+        return buckets_of(list(zip(range(len(sizes)), parameters, groups)), slice_elems)
+
+    assert joined([1, 20_000, 2, 3], [0, 0, 0, 0]) == [[0, 2, 3], [1]]
+    assert joined([1, 2, 3, 4], [0, 1, 0, 1]) == [[0, 2], [1, 3]]
+    assert joined([1, 2, 0, 4], [0, None, 0, 0]) == [[0, 3], [1], [2]]
+    assert joined([6, 6, 6], [0, 0, 0], slice_elems=13) == [[0, 1], [2]]
+    assert [len(one) for one in joined([1] * 40, [0] * 40)] == [32, 8]
+    mixed = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in (torch.half, torch.float)]
+    assert buckets_of([(at, one, 0) for at, one in enumerate(mixed)], 100) == [[0], [1]]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(LAYERS))
+        self.used: List[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for at in self.used:
+            x = x + self.layers[at](x).tanh()
+        return x
+
+
+def prepare(net: Net, step: int, rank: int) -> torch.Tensor:
+    """What a worker uses and has frozen in a step, and its batch."""
+    chance = random.Random(1000 * step + rank)
+    net.used = [at for at in range(LAYERS) if step % 3 == 0 or chance.random() < 0.6]
+    for at, layer in enumerate(net.layers):
+        layer.requires_grad_(not (step % 4 == 3 and at == step % LAYERS))
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def loss(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net(x).square().mean()
+    return y if y.requires_grad else torch.zeros((), requires_grad=True)
+
+
+def one_process(net: Net, optimizer: torch.optim.Optimizer, step: int, workers: int) -> None:
+    gradients: Dict[str, torch.Tensor] = {}
+    for rank in range(workers):
+        own = copy.deepcopy(net)
+        own.zero_grad()
+        loss(own, prepare(own, step, rank)).backward()
+        for name, parameter in own.named_parameters():
+            if parameter.grad is not None:
+                gradients[name] = gradients.get(name, 0) + parameter.grad
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(True)
+        parameter.grad = gradients[name] / workers if name in gradients else None
+    optimizer.step()
+
+
+def main() -> None:
+    what_is_alike_is_joined()
+    torch.manual_seed(5)
+    net = Net()
+    expected = copy.deepcopy(net)
+    opt = p3kv.torch.Optimizer(net, torch.optim.AdamW(net.parameters(), lr=0.01))
+    reference = torch.optim.AdamW(expected.parameters(), lr=0.01)
+    keys = this_process.worker().stats()["slices_sent"]
+    for step in range(STEPS):
+        opt.zero_grad()
+        loss(net, prepare(net, step, opt.rank)).backward()
+        opt.step()
+        one_process(expected, reference, step, opt.num_workers)
+        for (name, one), other in zip(net.named_parameters(), expected.parameters()):
+            torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-5, atol=1e-6, msg=name)
+        theirs = [reference.state[one].get("step") for one in expected.parameters()]
+        assert [opt.state[one].get("step") for one in net.parameters()] == theirs, step
+    sent = this_process.worker().stats()["slices_sent"] - keys
+    assert sent <= STEPS, sent  # and not ten times as many
+    with torch.no_grad():  # a frozen weight is the script's own, also beside others that train
+        frozen = net.layers[0].requires_grad_(False).weight
+        frozen.fill_(3.0)
+    net.used = [1]
+    for _ in range(2):
+        opt.zero_grad()
+        loss(net, torch.ones(1, 4)).backward()
+        opt.step()
+        assert (frozen == 3.0).all()
+    opt.wait()
+    print("right in buckets")
+
+
+main()
