@@ -6,6 +6,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Callable, Iterable, List, Optional, Tuple
 
 import numpy as np
@@ -395,3 +396,12 @@ def test_before_a_checkpoint_it_is_known_that_there_may_be_one(
 
 def test_when_one_store_has_ended_another_leads() -> None:
     assert cut_steps(2, *[0] * 3, *[1] * 6) == [(2, 2), (5, 5), (7, 7)]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_after_a_script_s_last_step_a_checkpoint_is_due_once(every: int) -> None:
+    cuts = Cuts(every, lambda: Resumed(0, []))
+    cuts.add(SimpleNamespace(), stays=True)
+    for step in range(4):
+        cuts.due(0, step)
+    assert [cuts.due_at_end() for _ in range(2)] == [4, None]

@@ -190,8 +190,9 @@ class Cuts:
         """To be called when the script ends in order, perhaps several times. Returns the step of
         the checkpoint that is due after the last step, once."""
         leader, self._leader = self._leader, None
-        steps = self._steps.get(-1 if leader is None else leader, 1)
-        if not self._held or self._step is None or steps % self._every:
+        if leader is None or not self._held or self._step is None:
+            return None
+        if self._steps[leader] % self._every:
             return None
         self.count += 1
         return self._step
