@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Optional, Sequence
 
+from msgspec import structs
+
 from p3kv.consistency import LocalTraining
 from p3kv.errors import CheckpointError
 from p3kv.server.optimizer import OUTER, State
@@ -18,7 +20,7 @@ from p3kv.worker.transfers import WorkerKey
 
 
 class OuterOptimizer(ScriptOptimizer):
-    """What the servers must be told of it: once, since nothing changes it."""
+    """What the servers must be told of it: once, since only `Schedule.averages` changes it."""
 
     name = "the outer one"
     front_end = OUTER
@@ -34,6 +36,7 @@ class OuterOptimizer(ScriptOptimizer):
         """`inner()` is the class of the workers' own optimizer; `of_inner()` what this worker's has
         changed in itself, as plain values."""
         self._settings = OuterSettings(rule.rate, rule.momentum, 1 if rule.adds else workers)
+        self._told = self._settings
         self.rule = rule.chosen
         self.schedule = schedule
         self.inner = inner
@@ -44,7 +47,10 @@ class OuterOptimizer(ScriptOptimizer):
         return encode(self._settings)
 
     def begin_step(self, step: int, updates: int) -> Optional[bytes]:
-        return None
+        before, self._told = self._told, self._settings
+        if self.schedule.averages:
+            self._told = structs.replace(before, rate=1.0, momentum=0.0)
+        return None if self._told == before else encode(self._told)
 
     def has_changed(self) -> bool:
         """Says so of each step, so that each has a number: keys that take turns leave in the order

@@ -158,6 +158,11 @@ class Pushes(Generic[O]):
         self._own.step_begins()
         self._own.begin_local_step()
 
+    def begin_exchange(self) -> None:
+        """To be called when workers that train by themselves exchange all between two steps: what
+        is pushed has a number of the step of its own."""
+        self._says_steps = self._marked = True
+
     def begin_clipped_call(self, known: Sequence[Tuple[Any, ...]]) -> None:
         """To be called before keys are pushed while steps are clipped; `known` has the keys first.
 

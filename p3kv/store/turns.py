@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from p3kv.common import words
 from p3kv.consistency import LocalTraining
@@ -66,6 +67,8 @@ class Progress:
         self.takes_at: Optional[int] = None
         """In which step the value is taken for which a difference has left."""
         self._steps = steps
+        self._exchanged_at = 0
+        """The count when all was exchanged out of turn."""
 
     def step(self) -> Due:
         """Counts a step, after this worker's own update; says what is due."""
@@ -82,7 +85,7 @@ class Progress:
     def unsent(self) -> int:
         """How many steps there were since a difference has left; all, if none has."""
         since = (self.count - self.turn.first) % self._steps
-        return min(self.count, since)
+        return min(self.count - self._exchanged_at, since)
 
     @property
     def awaits(self) -> bool:
@@ -93,12 +96,18 @@ class Progress:
         """The value that is awaited is taken now."""
         self.takes_at = None
 
+    def exchanged(self) -> None:
+        """All that there is has been sent out of turn, and the value is taken."""
+        self._exchanged_at = self.count
+
 
 class Schedule:
     """The turns and steps of all keys of a store, which are the same on all workers."""
 
     def __init__(self, rule: LocalTraining) -> None:
         self._rule = rule
+        self.averages = False
+        """Whether what is pushed now is no turn: the values become the mean of the workers'."""
         self._told = False
         self._progress: Dict[Key, Progress] = {}
 
@@ -120,11 +129,20 @@ class Schedule:
         self._told = True
         _log.warning(
             "%s gives the servers' weights, which lack what each worker has learned since its last "
-            "exchanges: the last %d of %d steps. A worker's own weights have its part of that. To "
-            "have all of it in the servers' weights, choose streaming=false, and call it after a "
-            "multiple of %d steps",
-            words.current().synchronise, unsent, self.count, self._rule.steps,
+            "exchanges: the last %d of %d steps. A worker's own weights have its part of that. At "
+            "the end of the training, call exchange() in its place, on all workers: then the "
+            "servers' weights, and all workers', have all of it",
+            words.current().synchronise, unsent, self.count,
         )  # fmt: skip
+
+    @contextmanager
+    def averaging(self) -> Iterator[None]:
+        """Has values become the mean of the workers' weights, by what is pushed inside."""
+        self.averages = True
+        try:
+            yield
+        finally:
+            self.averages = False
 
     @property
     def count(self) -> int:

@@ -96,6 +96,17 @@ class Together:
             for rank, now in self.outer.exchange(step, at, learned).items():
                 weights[rank][:] = mx.nd.array(now)
 
+    def average(self) -> None:
+        for at, weights in enumerate(zip(*map(trained, self.nets))):
+            learned = {rank: one.asnumpy() for rank, one in enumerate(weights)}
+            self.outer.average(at, learned)
+        self.take_values()
+
+    def take_values(self) -> None:
+        for value, weights in zip(self.outer.values, zip(*map(trained, self.nets))):
+            for one in weights:
+                one[:] = mx.nd.array(value)
+
     def _multiply_learned(self, net: Net, updated: List[int], by: float) -> None:
         """Where changes add up: what a worker does counts with its part."""
         for at in updated if RULE.adds else ():
@@ -174,6 +185,16 @@ def main() -> None:
         count_once()
     size_bytes = sum(parameter.data().size * 4 for parameter in net.collect_params().values())
     print(f"has sent the model {store.stats()['bytes_sent'] / size_bytes} times")
+    if LAST == STEPS and not begun:
+        together.outer.forget_sent()
+        together.take_values()
+        for step in range(STEPS + 1, STEPS + 2 * RULE.steps):
+            training._kvstore.exchange()
+            together.average()
+            same(trained(net), [one.asnumpy() for one in trained(together.nets[rank])])
+            backward(net, step, rank)
+            training.step(BATCH, ignore_stale_grad=True)
+            together.step(step)
     if "P3KV_CHECKPOINT_DIR" not in os.environ:
         sums = mx.kv.create("p3")  # has no optimizer
         sums.init("seen", mx.nd.zeros(2))

@@ -46,6 +46,18 @@ class Outer:
                 weights = self._taken(at, weights)
         return weights
 
+    def forget_sent(self) -> None:
+        """Values that are under way are taken by nobody."""
+        self._sent.clear()
+
+    def average(self, at: int, weights: Dict[int, np.ndarray]) -> None:
+        """Has a value be the mean of the workers' weights, out of turn."""
+        if at in self._sent:
+            weights = self._taken(at, weights)
+        mean = sum(self.values[at] - one for one in weights.values())
+        mean /= np.float32(1 if self._rule.adds else len(weights))
+        self.values[at] = self.values[at] - mean
+
     def _taken(self, at: int, weights: Dict[int, np.ndarray]) -> Dict[int, np.ndarray]:
         _, sent = self._sent.pop(at)
         return {rank: (one - sent[rank]) + self.values[at] for rank, one in weights.items()}

@@ -10,7 +10,7 @@ import p3kv.torch  # noqa: I001
 import hashlib
 import os
 import sys
-from typing import List
+from typing import Any, List
 
 import torch
 from complete import Complete
@@ -93,6 +93,19 @@ class Together:
             for rank, now in self.outer.exchange(step, at, learned, trains).items():
                 weights[rank].data.copy_(torch.from_numpy(now))
 
+    def average(self) -> None:
+        for at, weights in enumerate(zip(*(net.parameters() for net in self.nets))):
+            if weights[0].requires_grad:
+                learned = {rank: one.detach().numpy() for rank, one in enumerate(weights)}
+                self.outer.average(at, learned)
+        self.take_values()
+
+    def take_values(self) -> None:
+        for value, weights in zip(self.outer.values, zip(*(net.parameters() for net in self.nets))):
+            for one in weights:
+                if one.requires_grad:
+                    one.data.copy_(torch.from_numpy(value))
+
     def _multiply_learned(self, net: Net, by: float) -> None:
         """Where changes add up: what a worker does counts with its part."""
         for value, parameter in zip(self.outer.values, net.parameters()):
@@ -147,9 +160,29 @@ def main() -> None:
     for at, one in enumerate(net.parameters()):
         if one.requires_grad:
             same([one], [torch.from_numpy(together.outer.values[at])])
-    if RULE.adds and LAST == STEPS and LEAVER is None and not begun:
-        count_once()
+    if LAST == STEPS and LEAVER is None and not begun:
+        exchanges(net, optimizer, schedule, together)
+        if RULE.adds:
+            count_once()
     print(f"right by the rule local, after {begun} steps")
+
+
+def exchanges(net: Net, optimizer: Any, schedule: Any, together: Together) -> None:
+    """All workers go on from the mean of their weights, and then from their turns' values."""
+    together.outer.forget_sent()
+    together.take_values()
+    for step in range(STEPS + 1, STEPS + 2 * RULE.steps):
+        optimizer.exchange()
+        together.average()
+        same([*net.parameters()], [*together.nets[optimizer.rank].parameters()])
+        for _ in range(step % 2):  # also twice, when there is nothing new
+            optimizer.exchange()
+        optimizer.zero_grad()
+        backward(net, step, optimizer.rank)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        together.step(step)
 
 
 def count_once() -> None:

@@ -136,6 +136,9 @@ class Alone(KVStore):
     def synchronize(self) -> None:
         """Does nothing: values are always exact."""
 
+    def exchange(self) -> None:
+        """Does nothing: all workers have the same weights."""
+
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
     ) -> None:

@@ -225,6 +225,22 @@ class LocalSteps(Steps):
             _take(self._own.key(key), one)
             one.spread()
 
+    def exchange(self, barrier: Callable[[str], None]) -> None:
+        barrier("to exchange what they have learned")
+        self._before = None
+        self._pushes.begin_exchange()
+        with mx.autograd.pause(), self._schedule.averaging():
+            for name, one in self._weights.items():
+                key = self._own.key(name)
+                if one.progress.awaits:
+                    one.progress.settle()
+                    _take(key, one)
+                self._operations.exchange(key, one.difference(), one.value, 0)
+                self._operations.pull(key, [one.value], 0, exact=True)
+                one.progress.exchanged()
+                _take(key, one)
+                one.spread()
+
     def save(self, fname: str, dump_optimizer: bool) -> None:
         """Writes this worker's states, as MXNet's own stores do."""
         with saved_states.replacing(fname, self._rank) as file:

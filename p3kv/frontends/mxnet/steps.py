@@ -71,6 +71,10 @@ class Steps(ABC):
     def synchronize(self) -> None:
         """Gives all dense arrays that have received values the servers' own."""
 
+    def exchange(self, barrier: Callable[[str], None]) -> None:
+        """Has all workers' weights, and the servers', be the mean of all workers'."""
+        self.synchronize()
+
     @abstractmethod
     def save(self, fname: str, dump_optimizer: bool) -> None:
         """Writes optimizer states, as MXNet's own stores do."""

@@ -315,6 +315,15 @@ class P3(KVStoreBase):
         self._worker.check()
         self._steps.synchronize()
 
+    def exchange(self) -> None:
+        """Has all workers' weights, and the servers', be the mean of all workers' weights, where
+        workers train by themselves (`local`): at the end of a training, before it is evaluated or
+        saved. With `bounded` and `lazy=1` they have all that workers have trained. By other rules
+        all workers have the same weights anyway, and it is `synchronize`. All workers call it,
+        after the same step."""
+        self._worker.check()
+        self._steps.exchange(self._worker.barrier)
+
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
     ) -> None:

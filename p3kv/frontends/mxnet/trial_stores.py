@@ -138,6 +138,9 @@ class Other(Clocked, KVStore):
     def synchronize(self) -> None:
         """Does nothing: values are always exact."""
 
+    def exchange(self) -> None:
+        """Does nothing: all workers have the same weights."""
+
     def stats(self) -> Dict[str, Any]:
         """Zeros, as without a job."""
         return nothing_measured()

@@ -154,6 +154,20 @@ class LocalSteps(Steps):
         self.settle()
         self._shared.pull()
 
+    def exchange(self) -> None:
+        self._shared.check()
+        self._shared.worker.barrier("to exchange what they have learned")
+        self._before = None
+        self.settle()
+        self._shared.pushes.begin_exchange()
+        with self._schedule.averaging():
+            for late, progress in self._weights:
+                self._exchange.push_difference(late)
+                progress.exchanged()
+                _take_from_now_on(late)
+        self.wait()
+        self._shared.pull()
+
     def stop(self) -> None:
         self.settle()
         self._own.keep_trained(list)  # nothing more

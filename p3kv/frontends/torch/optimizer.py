@@ -210,6 +210,16 @@ class Optimizer(torch.optim.Optimizer):
         where P3KV_VALUE_CODEC has each worker lack some changes, or rounds."""
         self._steps.synchronize()
 
+    def exchange(self) -> None:
+        """Has all workers' weights, and the servers', be the mean of all workers' weights, where
+        workers train by themselves (`local`): at the end of a training, before it is evaluated or
+        saved. With `bounded` and `lazy=1` they have all that workers have trained. By other rules
+        all workers have the same weights anyway, and it is `synchronize`.
+
+        All workers call it, after the same step, and it waits for all of them.
+        """
+        self._steps.exchange()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Where gradients are to be zeroed in place, it waits until they have left."""
         if not set_to_none:

@@ -51,6 +51,10 @@ class Steps(ABC):
     def synchronize(self) -> None:
         """Waits until all weights are there, and gives them the servers' own values."""
 
+    def exchange(self) -> None:
+        """Has all workers' weights, and the servers', be the mean of all workers'."""
+        self.synchronize()
+
     @abstractmethod
     def stop(self) -> None:
         """Waits for all values; other steps train the parameters from now on."""
