@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import struct
+import termios
+import time
+from contextlib import suppress
 from typing import Any, Callable, Optional, Tuple
 
 from p3kv.errors import ProtocolError
@@ -13,9 +18,14 @@ from p3kv.wire.protocol import Conversation
 
 _TELL_EVERY_BYTES = 1 << 20
 """How much may arrive without the peer being told: it keeps what it does not know to be here."""
-_WAKE_BYTES = 256 * 1024
+_WAKE_BYTES = 512 * 1024
 """While more of a payload is missing, a process wakes up for so many bytes and not for each packet:
 each time takes processor time, whatever has come."""
+_BITE_S = 0.01
+_BITE_BYTES = 1 << 20
+"""Of a large frame that has begun a link holds more than the credit, but no more than it carries in
+this time, and no more than so much. No frame overtakes one that has begun, and a process wakes up
+each time that a full link has room."""
 _ACK = Header(Kind.ACK, 0)
 _NOTHING = Landing(None, lambda: None)
 
@@ -42,7 +52,14 @@ class Connection:
         self._on_lost = on_lost
         self._reader = FrameReader(self._hear)
         self.credit_bytes = send_buffer_bytes
-        """Most unsent bytes on the link."""
+        """Most unsent bytes on the link, but of a large frame."""
+        self._limit_bytes = send_buffer_bytes
+        """The same, as the link has been told last."""
+        self._takes_bites = False
+        self._rate_bytes_s = 0.0
+        """What the link has carried while it was full."""
+        self._full: Optional[Tuple[float, int]] = None
+        """Since when the link is full, and what it held then; of a large frame."""
         self.conversation = conversation
         self.closed = False
         """Lost, or closed by this process: nothing is sent or received any more."""
@@ -121,6 +138,8 @@ class Connection:
     def send(self) -> int:
         """Writes once, and returns how many bytes; sets `blocked` when the link is full."""
         buffers = self.writer.buffers()
+        if self._takes_bites and self.writer.left_bytes > 2 * self.credit_bytes:
+            self._take_bite()
         try:
             count = self._link.send(buffers)
         except (BlockingIOError, InterruptedError):
@@ -133,16 +152,49 @@ class Connection:
         self.sent_bytes += count
         self.writer.sent(count)
         self.blocked = self.writer.has_begun
+        if self._takes_bites:
+            self._end_bite()
         return count
+
+    def _take_bite(self) -> None:
+        """Lets the link hold more, as fast as it is, since a large frame leaves."""
+        if self._full is not None:
+            since_s, held_bytes = self._full
+            left_bytes = held_by(self.descriptor)
+            rate = (held_bytes - left_bytes) / max(1e-6, time.monotonic() - since_s)
+            # One that holds nothing more might have carried more.
+            self._rate_bytes_s = rate if left_bytes else max(rate, self._rate_bytes_s)
+        wanted_bytes = min(_BITE_BYTES, int(self._rate_bytes_s * _BITE_S))
+        if wanted_bytes < 2 * self.credit_bytes:
+            wanted_bytes = self.credit_bytes
+        if not self._limit_bytes // 2 < wanted_bytes < 2 * self._limit_bytes:
+            self._limit(wanted_bytes)
+
+    def _end_bite(self) -> None:
+        bites = self._limit_bytes > self.credit_bytes
+        if bites and not self.blocked:
+            # The next frame begins when the link holds no more than the credit.
+            self._limit(self.credit_bytes)
+            self.blocked = True
+        elif self.writer.left_bytes <= 2 * self.credit_bytes:
+            self._full = None
+            return
+        self._full = time.monotonic(), held_by(self.descriptor)
+
+    def _limit(self, size_bytes: int) -> None:
+        self._limit_bytes = size_bytes
+        self._link.hold_at_most(size_bytes)
 
     def end(self, reason: str) -> None:
         """Takes the link for one that the network has ended."""
         self._end(reason)
 
     def hold_at_most(self, size_bytes: int) -> None:
-        """Limits the unsent bytes on the link, and on those that come after it."""
+        """Limits the unsent bytes on the link, and on those that come after it; for good, but while
+        a large frame leaves that a fast link soon carries."""
         self.credit_bytes = size_bytes
-        self._link.hold_at_most(size_bytes)
+        self._takes_bites = True
+        self._limit(size_bytes)
 
     def begin(self, preamble: bytes = b"") -> None:
         """The handshake is complete: bytes are counted from here on. A server sends its welcome as
@@ -201,7 +253,8 @@ class Connection:
         link.wake_at(1)  # another connection may have used it
         self.descriptor = link.descriptor
         self.place = link.place
-        link.hold_at_most(self.credit_bytes)
+        self._full = None
+        self._limit(self.credit_bytes)
 
     def _hear(self, header: Header) -> Landing:
         if self.welcome:
@@ -245,6 +298,14 @@ class Connection:
             self.closed = True
             self.ended = False
             self._on_lost(self, reason)
+
+
+def held_by(descriptor: int) -> int:
+    """Bytes that a socket holds that are not known to have arrived; 0 where nobody knows."""
+    with suppress(OSError, ValueError):  # it may be closed already, or no socket
+        held: int = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0]
+        return held
+    return 0
 
 
 def _translated(error: OSError) -> str:

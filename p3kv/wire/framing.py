@@ -130,8 +130,15 @@ class FrameReader:
             self._ahead_start += count
 
 
-Payload = Union[memoryview, Callable[[], memoryview]]
+Pieces = Union[memoryview, Tuple[memoryview, ...]]
+"""A payload in one piece of memory, or in several."""
+Payload = Union[Pieces, Callable[[], Pieces]]
 """A frame's payload, or what makes it when the frame begins to leave."""
+
+
+def size_of(payload: Pieces) -> int:
+    """Bytes of a payload."""
+    return sum(map(len, payload)) if isinstance(payload, tuple) else len(payload)
 
 
 class Frame:
@@ -237,6 +244,11 @@ class FrameWriter:
         return self._buffers
 
     @property
+    def left_bytes(self) -> int:
+        """Bytes of frames that have begun that are still to be sent."""
+        return self.begun_bytes - self._sent_bytes
+
+    @property
     def has_begun(self) -> bool:
         """Whether bytes of frames that have begun are still to be sent."""
         return bool(self._buffers)
@@ -303,9 +315,11 @@ class FrameWriter:
             else:
                 break
             payload = frame.payload() if callable(frame.payload) else frame.payload
-            payload_bytes = 0 if payload is None else len(payload)
+            payload_bytes = 0 if payload is None else size_of(payload)
             parts = [memoryview(pack_header(frame.header, payload_bytes, received))]
-            if payload:
+            if isinstance(payload, tuple):
+                parts += [piece for piece in payload if piece]
+            elif payload:
                 parts.append(payload)
             self._buffers += parts
             frame_bytes = HEADER_BYTES + payload_bytes

@@ -158,8 +158,8 @@ HAS_VALUE = 8
 not changed since, UPDATED has no payload. With a gradient: the sender has the value of the round
 before, and UPDATED, if it is encoded, needs only the rows that have changed."""
 ACKNOWLEDGE = 16
-"""Flag of PUSH, and of a neighbour's BYE: the sender waits until it knows that the frame has
-arrived."""
+"""Flag of PUSH and PUSH_ROWS, and of a neighbour's BYE: the sender waits until it knows that the
+frame has arrived."""
 IN_HOST_SUM = 32
 """Flag of PUSH and PUSH_ROWS: what the worker pushes is in the sum of its host's workers, which one
 of them sends. With WANTS_RESULT, its result comes to that worker. There is no payload without

@@ -74,6 +74,8 @@ class Loop:
         """Calls of `call_soon_batched` until now, and until the loop last looked."""
         self._asleep = False
         self._running = False
+        self._full: Set[Connection] = set()
+        """Connections that were full, of which epoll tells when they can take data."""
         self._drained: Set[Connection] = set()
         """Connections that were full, and can take data again, but have sent none since."""
         self._full_since: Optional[float] = None
@@ -129,6 +131,7 @@ class Loop:
     def pause_connection(self, connection: Connection) -> None:
         """Stops serving `connection` until it is added again, perhaps with another link."""
         if self._connections.pop(connection.descriptor, None) is not None:
+            self._full.discard(connection)
             self._epoll.unregister(connection.descriptor)
 
     def remove_connection(self, connection: Connection) -> None:
@@ -203,10 +206,13 @@ class Loop:
                 ready()
             return
         if events & select.EPOLLOUT:
-            self._epoll.modify(descriptor, select.EPOLLIN)
-            connection.blocked = False
-            if connection.in_network:
-                self._drained.add(connection)
+            if connection.blocked:
+                connection.blocked = False
+                if connection.in_network:
+                    self._drained.add(connection)
+            else:  # it has not been full again since
+                self._full.discard(connection)
+                self._epoll.modify(descriptor, select.EPOLLIN)
         if events & ~select.EPOLLOUT:
             connection.receive()
 
@@ -232,7 +238,8 @@ class Loop:
                 best = max(ready, key=lambda connection: connection.writer.top_priority())
             self._send_on(best, held)
             if best.blocked:
-                if best.descriptor in self._connections:
+                if best.descriptor in self._connections and best not in self._full:
+                    self._full.add(best)
                     self._epoll.modify(best.descriptor, select.EPOLLIN | select.EPOLLOUT)
                 ready.remove(best)
             elif not best.writer or not self.pace.allows(best):
@@ -252,6 +259,9 @@ class Loop:
         self._move_to_back(connection)
         if connection in self._drained:
             self.drain.bytes += count
+        elif connection.in_network:
+            # Of a large frame the link takes more than it holds for long.
+            self.drain.bytes += max(0, count - 2 * connection.credit_bytes)
         if priority is not None and held > priority:
             self.inversions.frames += writer.begun_frames - frames
             self.inversions.bytes += writer.begun_bytes - begun

@@ -14,6 +14,7 @@ import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.fields import PushRowsHeader, RowsHeader
+from p3kv.wire.framing import Pieces
 from p3kv.wire.header import ENCODED, GAPS, ONE_BYTE, TWO_BYTES
 
 NUMBER = np.dtype("<u4")
@@ -45,9 +46,10 @@ class Rows(NamedTuple):
     elements: np.ndarray
     """By row, two-dimensional."""
 
-    def copied(self, gaps: np.ndarray) -> memoryview:
-        """The payload of a frame that has these rows, with such gaps."""
-        return gathered(self.elements, slice(None), gaps)
+    def in_place(self, gaps: np.ndarray) -> Pieces:
+        """The payload of a frame that has these rows, with such gaps; it is in their memory."""
+        elements = np.ascontiguousarray(self.elements).reshape(-1)
+        return elements.view(np.uint8).data, gaps.view(np.uint8).data
 
     def encoded(self, gaps: np.ndarray, encoder: Encodes, part: Any, most_bytes: int) -> memoryview:
         """The payload of a frame that has these rows encoded; `most_bytes` that the elements may
@@ -175,8 +177,10 @@ def _add(
         total[places] += elements
     else:
         every = np.arange(places.start, places.stop) if isinstance(places, slice) else places
-        total[every[new]] = elements[new]
-        total[every[~new]] += elements[~new]
+        others = every[~new]
+        before = total[others]
+        total[places] = elements
+        total[others] += before
     lacks[places] = False
 
 

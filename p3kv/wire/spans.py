@@ -7,7 +7,7 @@ from typing import Callable
 
 from p3kv.common.tracing import RECEIVE, SEND, UNKNOWN, Span, Tracer, now_ns
 from p3kv.wire.fields import TransferHeader
-from p3kv.wire.framing import Frame, Payload
+from p3kv.wire.framing import Frame, Payload, Pieces, size_of
 
 
 def trace_departure(tracer: Tracer, frame: Frame, peer: int) -> None:
@@ -34,13 +34,13 @@ class _Departure:
         self._begun_ns = 0
         self._size_bytes = 0
 
-    def begin(self) -> memoryview:
+    def begin(self) -> Pieces:
         """The payload; called when the frame begins to leave."""
         self._begun_ns = now_ns()
         payload = self._payload
-        memory = payload() if callable(payload) else payload
-        self._size_bytes = len(memory)
-        return memory
+        pieces = payload() if callable(payload) else payload
+        self._size_bytes = size_of(pieces)
+        return pieces
 
     def end(self) -> None:
         self._tracer.span(

@@ -12,7 +12,7 @@ from typing import Iterator, List, NoReturn, Tuple
 import pytest
 
 from p3kv.transport import SocketLink
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, held_by
 from p3kv.wire.fields import PushHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import HEADER_BYTES, Kind
@@ -251,6 +251,56 @@ def test_what_a_link_did_not_take_before_the_loop_runs_is_sent_by_the_loop(loop:
     loop.add_reader(far.fileno(), read)
     loop.run()
     assert got == size_bytes + HEADER_BYTES and not connection.blocked
+    far.close()
+
+
+class _Counting(Connection):
+    sends = 0
+
+    def send(self) -> int:
+        self.sends += 1
+        return super().send()
+
+
+@pytest.mark.parametrize("read_bytes", [1 << 20, 2048])
+def test_a_fast_link_takes_a_large_frame_in_few_bites_and_begins_no_other_meanwhile(
+    loop: Loop, read_bytes: int
+) -> None:
+    fast = read_bytes > 1 << 16
+    size_bytes, frames, credit_bytes = (1 << 20, 8, 16_384) if fast else (1 << 19, 1, 65_536)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far = server.accept()[0]
+    if not fast:
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    conversation = Conversation(FROM_SERVERS, "server")
+    connection = _Counting(SocketLink(near), conversation, _unused, _unused, 8192)
+    connection.hold_at_most(credit_bytes)
+    loop.add_connection(connection)
+    held: List[int] = []
+
+    def payload() -> memoryview:
+        held.append(held_by(near.fileno()))
+        return memoryview(bytes(size_bytes))
+
+    for _ in range(frames):
+        connection.writer.push(Frame(0, PushHeader(Kind.PUSH, 0), payload))
+    left = frames * (size_bytes + HEADER_BYTES)
+
+    def read() -> None:
+        nonlocal left
+        if not fast:
+            held.append(held_by(near.fileno()))
+            time.sleep(0.0005)
+        left -= len(far.recv(read_bytes))
+        if not left:
+            loop.stop()
+
+    loop.add_reader(far.fileno(), read)
+    loop.run()
+    assert left == 0 and max(held) <= 3 * credit_bytes
+    if fast:
+        assert connection.sends < frames * size_bytes // credit_bytes // 4
     far.close()
 
 

@@ -22,9 +22,17 @@ from mxnet.ndarray import NDArray
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import engine, row_memory
-from p3kv.frontends.mxnet.arrays import ROW_SPARSE, check_fit, check_sources, listed, spread
+from p3kv.frontends.mxnet.arrays import (
+    ROW_SPARSE,
+    check_fit,
+    check_sources,
+    dtype_name,
+    is_on_cpu,
+    listed,
+    spread,
+)
 from p3kv.frontends.mxnet.errors import KeyMismatchError
-from p3kv.frontends.mxnet.row_memory import elements_at, rows_of, with_rows
+from p3kv.frontends.mxnet.row_memory import elements_at, give_rows, rows_of, without_memory
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key
 from p3kv.worker.routes import RowsPull, RowsPush
@@ -236,11 +244,14 @@ class RowOperations:
         if not len(named):
             spread(mx.nd.sparse.zeros(ROW_SPARSE, key.shape, dtype=key.dtype), outs)
             return
-        arrived = with_rows(key.shape, key.dtype, len(named))
+        fit = (out for out in outs if is_on_cpu(out) and dtype_name(out) == key.dtype)
+        arrived = next(fit, None)
+        if arrived is None:
+            arrived = without_memory(key.shape, key.dtype)
         key_round, asks = key.round, (key.ask(),)
 
         def start(operation: engine.Operation) -> None:
-            numbers, elements = rows_of(arrived)
+            numbers, elements = give_rows(arrived, len(named))
             numbers[:] = named
             self._begin_transfer(
                 RowsPull(key, key_round, step, priority, elements, operation.complete, asks, named)

@@ -50,6 +50,11 @@ class RowsOfRound:
         self._rows = 0
         """How many rows these are."""
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the rows that have arrived and are not taken."""
+        return self._rows * self._none.elements.shape[1] * self._none.elements.itemsize
+
     def add(self, rank: int, rows: Rows) -> None:
         """Adds some of a worker's rows, which come in ascending order, and owns their memory."""
         self._by_rank.setdefault(rank, []).append(rows)

@@ -23,7 +23,9 @@ from p3kv.wire.slice_sizes import SliceSizesByRound
 _MADE_AT_ONCE = 1 << 16
 """Rows that are made from a seed, where all of them are needed."""
 _PARTS = 8
-"""In how many parts a run is updated at most: each costs a millisecond."""
+_PART_BYTES = 1 << 21
+"""In how many parts a run is updated at most, and how much has come before there is one: each costs
+a millisecond."""
 _KEPT_CHANGES = 8
 """Of how many rounds it is kept which rows they have changed: of any other, all rows are asked."""
 
@@ -199,6 +201,7 @@ class RowsKey(Unit):
             or self.round < INITIAL_ROUND
             or not isinstance(ledger, SharedRounds)
             or self.plan.rules.leavers.clips
+            or following.sum.waiting_bytes < _PART_BYTES
         ):
             return
         pushes = following.sum.pushes

@@ -28,8 +28,16 @@ from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
-from p3kv.wire.framing import Frame, Landing
-from p3kv.wire.header import ENCODED, EXACT, GAPS, INITIAL_ROUND, NO_GRADIENT, Kind
+from p3kv.wire.framing import Frame, Landing, Pieces, size_of
+from p3kv.wire.header import (
+    ACKNOWLEDGE,
+    ENCODED,
+    EXACT,
+    GAPS,
+    INITIAL_ROUND,
+    NO_GRADIENT,
+    Kind,
+)
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
@@ -95,7 +103,7 @@ class RowsPush(Transfer):
         self.numbers, self.elements = rows
         self.size_bytes = self.elements.nbytes
         self.missing_frames = 0
-        """Frames that have not left."""
+        """Frames that need its rows."""
 
 
 class RowsPull(Transfer):
@@ -218,10 +226,15 @@ class RowsRoute(SummedRoute):
             for piece in cut:
                 rows = slice(start + piece.start, start + piece.stop)
                 numbers = packed(transfer.numbers[rows] - run.first)
-                flags = ENCODED if encodes else 0
+                # What is encoded has memory of its own; else the gradient itself is sent.
+                flags = ENCODED if encodes else ACKNOWLEDGE
                 frame = self._frame(transfer, len(cut), flags, numbers=numbers)
                 frame.payload = partial(self._payload, transfer, rows, encodes, numbers)
-                frame.on_sent = partial(self._sent, transfer)
+                needed_no_more = partial(self._needed_no_more, transfer)
+                if encodes:
+                    frame.on_sent = needed_no_more
+                else:
+                    frame.on_arrived = needed_no_more
                 trace_departure(self._tracer, frame, run.server)
                 queued.append((run.server, frame))
         transfer.missing_frames = len(queued)
@@ -300,9 +313,7 @@ class RowsRoute(SummedRoute):
         )  # fmt: skip
         return Frame(urgency(transfer.step, transfer.priority), header)
 
-    def _payload(
-        self, transfer: RowsPush, rows: slice, encodes: bool, numbers: Packed
-    ) -> memoryview:
+    def _payload(self, transfer: RowsPush, rows: slice, encodes: bool, numbers: Packed) -> Pieces:
         """Made when the frame begins to leave."""
         some = Rows(transfer.numbers[rows], transfer.elements[rows])
         return self._made(transfer.key, transfer.round, some, encodes, numbers)
@@ -315,9 +326,11 @@ class RowsRoute(SummedRoute):
         encodes: bool,
         as_packed: Packed,
         have_read: Optional[Callable[[], None]],
-    ) -> memoryview:
+    ) -> Pieces:
         key = transfer.key
         total = summed(numbers, parts, key.sum_dtype)
+        if len(parts) == 1 and not encodes:  # the sum may be a view of it
+            total = Rows(total.numbers, total.elements.copy())
         payload = self._made(key, transfer.round, total, encodes, as_packed)
         if have_read is not None:
             have_read()
@@ -325,16 +338,17 @@ class RowsRoute(SummedRoute):
 
     def _made(
         self, key: WorkerKey, round: int, some: Rows, encodes: bool, numbers: Packed
-    ) -> memoryview:
+    ) -> Pieces:
+        payload: Pieces
         if encodes:
             most_bytes = key.codecs.gradients.most_bytes(some.elements.size)
             payload = some.encoded(numbers.gaps, key.encoder, part_of_rows(round), most_bytes)
         else:
-            payload = some.copied(numbers.gaps)
-        self._counts["bytes_sent"] += len(payload)
+            payload = some.in_place(numbers.gaps)
+        self._counts["bytes_sent"] += size_of(payload)
         return payload
 
-    def _sent(self, transfer: RowsPush) -> None:
+    def _needed_no_more(self, transfer: RowsPush) -> None:
         transfer.missing_frames -= 1
         if not transfer.missing_frames:
             self._exchange.sent(transfer)

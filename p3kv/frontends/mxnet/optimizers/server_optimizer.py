@@ -92,6 +92,8 @@ class MXNetOptimizer(Optimizer):
         self._shared_numbers: Dict[Tuple[int, Key, int], Tuple[int, SharedNumber]] = {}
         """By `since_step`, key and count of its updates: from which step, and the number."""
         self._arrays: Dict[int, Tuple[np.ndarray, mx.nd.NDArray]] = {}
+        self._weights: Dict[int, Tuple[np.ndarray, NDArray]] = {}
+        """By key of rows, the rows that are kept, and the same as an NDArray."""
 
     def configure(self, from_step: int, settings: bytes, oldest_step: int) -> None:
         if self._from_steps and from_step < self._from_steps[-1]:
@@ -167,7 +169,7 @@ class MXNetOptimizer(Optimizer):
         if sparse:
             array = row_sparse(np.arange(len(weight)), weight, shape)
         else:
-            array = _of_shape(weight, shape)
+            array = self._weight_of(key, weight, shape)
         place = now.place_of_master if weight.dtype == np.float16 else None
         total = row_sparse(numbers, rows, shape)
         if place is None and rows.dtype != weight.dtype:
@@ -219,6 +221,7 @@ class MXNetOptimizer(Optimizer):
         self._arrays.clear()
         copied = self.copied(key, index)
         self._states.pop((key.key_id, index), None)
+        self._weights.pop(key.key_id, None)
         return copied
 
     def copied(self, key: DeclaredKey, index: int) -> Optional[State]:
@@ -287,6 +290,13 @@ class MXNetOptimizer(Optimizer):
             state.kept = values[now.kept_by_key].pop(key, None)
         if found is not None:
             values[number.attribute] = before
+
+    def _weight_of(self, key: DeclaredKey, weight: np.ndarray, shape: Tuple[int, ...]) -> NDArray:
+        """An NDArray in the memory of all rows that a server keeps of a key."""
+        shared = self._weights.get(key.key_id)
+        if shared is None or shared[0] is not weight:
+            shared = self._weights[key.key_id] = (weight, _of_shape(weight, shape))
+        return shared[1]
 
     def _shared(self, array: np.ndarray) -> mx.nd.NDArray:
         """An NDArray in the same memory; servers use the same buffers again and again."""
