@@ -179,10 +179,19 @@ def test_what_users_of_ddp_do_wrong_at_first_is_named_also_in_a_process_alone() 
 def test_workers_that_step_other_optimizers_and_make_none_of_p3kv_s_are_told_early() -> None:
     result = job("torch_mistakes.py", "forgot", servers=1)
     assert result.code == 0, result.output
+    early, late = (
+        "this worker has made 3 steps of AdamW, and p3kv knows",
+        "this worker trains alone",
+    )
     for rank in range(2):
-        early, _, late = result.said_by(f"worker {rank}").partition("has trained")
-        assert early.count("this worker has made 3 steps of AdamW, and p3kv knows") == 1, early
-        assert "this worker trains alone" in late, late
+        said = result.said_by(f"worker {rank}")
+        assert said.count(early) == said.count(late) == 1, said
+    shown = re.search(
+        rf"^(worker \d) .*{early}", result.output, re.MULTILINE
+    )  # the other's are told
+    assert shown is not None, result.output
+    before, _, after = result.said_by(shown[1]).partition("has trained")
+    assert early in before and late in after, result.output
 
 
 def test_gradients_that_have_left_are_changed_by_nobody_unnoticed() -> None:
