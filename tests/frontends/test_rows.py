@@ -267,7 +267,7 @@ class AddingRows(in_memory.Adding):
         self, key: DeclaredKey, weight: np.ndarray, numbers: np.ndarray, rows: np.ndarray,
         step: Optional[int], ends_update: bool = True,
     ) -> bool:  # fmt: skip
-        assert step is None
+        assert step is not None  # worker 0's newest, or a step of its own
         weight[numbers] += rows
         return False
 
