@@ -249,7 +249,7 @@ def test_a_call_that_one_worker_alone_makes_ends_the_job(
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("deeper", r"and worker 0 has no '2\.weight' of shape \(3, 4\)"),
+        ("deeper", r"worker 0 has no '2\.weight' of shape \(3, 4\)"),
         ("buffers", "workers disagree on buffers=: worker . has (own|broadcast), worker"),
     ],
 )

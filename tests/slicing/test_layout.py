@@ -69,6 +69,6 @@ def test_a_layout_that_can_not_be_right_is_refused_and_named(
 
 def test_an_unknown_layout_is_told_with_those_that_there_are_and_what_to_do() -> None:
     assert type(make_layout(DeclareKey("w", (2,), "float32").layout, (2,))) is Dense
-    known = r"dense, rows, sparse_rows, touched_rows\. Set P3KV_PLUG"
+    known = r"bucket, dense, rows, sparse_rows, touched_rows\. Set P3KV_PLUG"
     with pytest.raises(ConfigError, match=f"no layout 'columns', only {known}"):
         make_layout("columns", (2, 3))

@@ -412,7 +412,7 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
         (IN_HOST_SUM, INITIAL_ROUND, b"", "with others, in round 0"),
         (CARRIES | WANTS_RESULT, 1, b"1234" * (SIZE // 2), "has announced no sum"),
         (CARRIES | IN_HOST_SUM, 1, b"1234", "4 bytes for"),
-        (CARRIES | ENCODED, 1, b"1234", "4 encoded bytes"),
+        (CARRIES | ENCODED, 1, b"1234" * (2 * SIZE), "encoded bytes"),
     ],
 )
 def test_a_server_refuses_sums_that_can_t_be_right(

@@ -218,7 +218,7 @@ def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -
         report = served.hear()
         assert isinstance(report, ReportFailure), report
         assert (report.failure.role, report.failure.error) == ("server", "ConfigError")
-        known = "only dense, sparse_rows, touched_rows. Set P3KV_PLUGINS"
+        known = "only bucket, dense, sparse_rows, touched_rows. Set P3KV_PLUGINS"
         assert f"no layout 'columns', {known}" in report.failure.reason
         served.say(Abort(Failure("the test is done.", "worker", 0)))
         output = output_of(served.process, TOLD_S)

@@ -51,7 +51,7 @@ def main() -> None:
         store.declare("v", (3,), "float32", layout="columns")
     except ConfigError as error:
         refusal = str(error)
-    assert "no layout 'columns', only dense, rows" in refusal
+    assert "no layout 'columns', only bucket, dense, rows" in refusal
     key = store.declare("w", (_SIZE // _ROW, _ROW), "float32", layout="rows")
     assert len(key.runs) == 2 and not any(length % _ROW for _, length in key.runs)
     for size in _SIZES.values():
