@@ -24,7 +24,7 @@ def what_is_alike_is_joined() -> None:
         parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
         return buckets_of(list(zip(range(len(sizes)), parameters, groups)), slice_elems)
 
-    assert joined([1, 20_000, 2, 3], [0, 0, 0, 0]) == [[0, 2, 3], [1]]
+    assert joined([1, 60_000, 2, 3], [0, 0, 0, 0]) == [[0, 2, 3], [1]]
     assert joined([1, 2, 3, 4], [0, 1, 0, 1]) == [[0, 2], [1, 3]]
     assert joined([1, 2, 0, 4], [0, None, 0, 0]) == [[0, 3], [1], [2]]
     assert joined([6, 6, 6], [0, 0, 0], slice_elems=13) == [[0, 1], [2]]

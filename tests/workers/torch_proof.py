@@ -7,6 +7,7 @@ gloo meets.
 
 import p3kv.torch  # noqa: I001
 import copy
+import gc
 import sys
 from pathlib import Path
 from typing import Dict, List, Tuple
@@ -139,6 +140,9 @@ def main() -> None:
         close(model, alone)
     if rank == 0:
         torch.save(model.state_dict(), FOLDER / "weights.pt")
+    # Or DDP would be the last to drop the group, and wait with the GIL for gloo's threads.
+    del ddp
+    gc.collect()
     distributed.destroy_process_group()
     print(f"{MODEL} is right with {NAME}")
 

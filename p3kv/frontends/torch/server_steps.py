@@ -95,7 +95,6 @@ class ServerSteps(Steps):
             own.unpushed = self._frozen
         self._add_hooks()
 
-    @torch._disable_dynamo
     def _ready(self, parameter: torch.Tensor) -> None:
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
         if not self._syncs() or parameter.grad is None:

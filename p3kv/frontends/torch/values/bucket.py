@@ -13,8 +13,6 @@ from p3kv.frontends.torch.values.late import Late, Travels
 from p3kv.wire.messages import MAX_MEMBERS
 from p3kv.worker.transfers import WorkerKey
 
-_SMALL_BYTES = 1 << 16
-"""A larger parameter is worth its own frames."""
 _MOST_ELEMS = 50_000
 """A bucket delays what is more urgent as a slice does (P3 section 5.6)."""
 
@@ -140,7 +138,7 @@ def buckets_of(
     sizes: Dict[int, int] = {}
     for at, parameter, group in parameters:
         elems = parameter.numel()
-        if group is None or not 0 < elems * parameter.element_size() < _SMALL_BYTES:
+        if group is None or not 0 < elems <= most_elems:
             found.append([at])
             continue
         alike = (group, parameter.dtype, parameter.device)
