@@ -318,13 +318,11 @@ class Consumer:
                 slice_, header.rank, header.round, gradient, bool(header.flags & WANTS_RESULT),
                 header.priority, header.step,
             )  # fmt: skip
-        if slice_.plan.declared.members and gradient is not None:
-            summed = current or slice_.ledger.open.get(header.round)
-            if summed is not None:
-                summed.lacking &= header.lacking
-        if header.flags & HAS_VALUE:
-            counted = current or slice_.ledger.open.get(header.round)  # before, of a host's sum
-            if counted is not None:
+        counted = current or slice_.ledger.open.get(header.round)  # before, of a host's sum
+        if counted is not None:
+            if gradient is not None:
+                counted.lacking &= header.lacking
+            if header.flags & HAS_VALUE:
                 bare = header.flags & NO_GRADIENT
                 (counted.have_value if bare else counted.have_last).add(header.rank)
         if current is not None:

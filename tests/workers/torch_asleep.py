@@ -9,11 +9,13 @@ import copy
 import math
 import random
 import sys
-from typing import Dict, List
+from typing import List
 
 import torch
 from p3kv.worker import this_process
 from torch import nn
+
+from joined_batch import mean_gradients
 
 MAX_NORM = float(sys.argv[1]) if sys.argv[1:] else None
 STEPS, LAYERS = 40, 6
@@ -55,15 +57,7 @@ def loss(net: Net, x: torch.Tensor) -> torch.Tensor:
 
 
 def one_process(net: Net, optimizer: torch.optim.Optimizer, step: int, workers: int) -> float:
-    gradients: Dict[str, torch.Tensor] = {}
-    for rank in range(workers):
-        own = copy.deepcopy(net)
-        own.zero_grad()
-        loss(own, prepare(own, step, rank)).backward()
-        for name, parameter in own.named_parameters():
-            if parameter.grad is not None:
-                part = parameter.grad.to_dense() / workers
-                gradients[name] = gradients.get(name, 0) + part
+    gradients = mean_gradients(net, lambda own, at: loss(own, prepare(own, step, at)), workers)
     norm = torch.stack([one.norm() for one in gradients.values()] or [torch.zeros(())]).norm()
     scale = 1.0 if MAX_NORM is None else min(1.0, MAX_NORM / (norm.item() + 1e-6))
     for name, parameter in net.named_parameters():

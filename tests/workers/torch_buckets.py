@@ -1,18 +1,18 @@
 """Small parameters travel together: the numbers of one process whatever each worker uses, freezes
 and writes, with Adam's count of steps of each.
-
-Argument: whether the workers of a host sum.
 """
 
 import p3kv.torch  # noqa: I001
 import copy
 import random
-from typing import Any, Dict, List
+from typing import Any, List
 
 import torch
-from p3kv.frontends.torch.values.bucket import buckets_of
+from p3kv.frontends.torch.values.bucket import Joinable, buckets_of
 from p3kv.worker import this_process
 from torch import nn
+
+from joined_batch import mean_gradients
 
 STEPS, LAYERS = 12, 5
 
@@ -22,7 +22,8 @@ def what_is_alike_is_joined() -> None:
 
     def joined(sizes: List[int], groups: List[Any], slice_elems: int = 50_000) -> List[List[int]]:
         parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
-        return buckets_of(list(zip(range(len(sizes)), parameters, groups)), slice_elems)
+        found = [Joinable(at, one, "w", groups[at]) for at, one in enumerate(parameters)]
+        return [[one.number for one in bucket] for bucket in buckets_of(found, slice_elems)]
 
     assert joined([1, 60_000, 2, 3], [0, 0, 0, 0]) == [[0, 2, 3], [1]]
     assert joined([1, 2, 3, 4], [0, 1, 0, 1]) == [[0, 2], [1, 3]]
@@ -30,7 +31,7 @@ def what_is_alike_is_joined() -> None:
     assert joined([6, 6, 6], [0, 0, 0], slice_elems=13) == [[0, 1], [2]]
     assert [len(one) for one in joined([1] * 40, [0] * 40)] == [32, 8]
     mixed = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in (torch.half, torch.float)]
-    assert buckets_of([(at, one, 0) for at, one in enumerate(mixed)], 100) == [[0], [1]]
+    assert len(buckets_of([Joinable(at, one, "w", 0) for at, one in enumerate(mixed)], 100)) == 2
 
 
 class Net(nn.Module):
@@ -60,17 +61,10 @@ def loss(net: Net, x: torch.Tensor) -> torch.Tensor:
 
 
 def one_process(net: Net, optimizer: torch.optim.Optimizer, step: int, workers: int) -> None:
-    gradients: Dict[str, torch.Tensor] = {}
-    for rank in range(workers):
-        own = copy.deepcopy(net)
-        own.zero_grad()
-        loss(own, prepare(own, step, rank)).backward()
-        for name, parameter in own.named_parameters():
-            if parameter.grad is not None:
-                gradients[name] = gradients.get(name, 0) + parameter.grad
+    gradients = mean_gradients(net, lambda own, at: loss(own, prepare(own, step, at)), workers)
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(True)
-        parameter.grad = gradients[name] / workers if name in gradients else None
+        parameter.grad = gradients.get(name)
     optimizer.step()
 
 

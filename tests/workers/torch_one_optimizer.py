@@ -150,7 +150,7 @@ def states_go_on_by_every_rule() -> None:
     asynchronous = Pair(sgd)
     moment = asynchronous.state()["momentum_buffer"].clone()
     asynchronous.attach(consistency="bounded:staleness=2")
-    before = asynchronous.model[0].weight.detach().clone()
+    before = asynchronous.twin[0].weight.detach()  # this worker may begin with the other's update
     asynchronous.optimizer.zero_grad()
     for parameter in asynchronous.model.parameters():
         parameter.grad = torch.zeros_like(parameter)

@@ -127,11 +127,12 @@ class Exchange:
                         self._take_unchanged(late)
             round_, _ = self._pushes.next(unit.key)
             with torch._C.DisableTorchFunctionSubclass():
-                source, travels = unit.source()
+                source = unit.source()
             begin = self._begun(unit, round_, pushes=True, on_slice=unit.on_slice, lacking=lacking)
 
             def begin_with(memory: Optional[torch.Tensor]) -> None:
-                travels(memory)
+                if memory is source:
+                    unit.leaves_itself()
                 begin(memory)
 
             unit.copies.to_host(source, begin_with)

@@ -4,7 +4,7 @@ share."""
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Dict, List, Mapping, Optional, Set, Tuple, Type
+from typing import List, Mapping, Optional, Set, Tuple, Type
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 import numpy as np
@@ -37,7 +37,7 @@ from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.table import LateTable
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
 from p3kv.frontends.torch.values.asleep import settle_all
-from p3kv.frontends.torch.values.bucket import Bucket, Unit, buckets_of
+from p3kv.frontends.torch.values.bucket import Bucket, Joinable, Unit, buckets_of
 from p3kv.frontends.torch.values.compiled import own_name
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.early import EARLY, forget_with
@@ -227,8 +227,9 @@ class SharedModel:
         parameters = parameters_of(optimizer)
         self._num_keys = len(parameters)
         joins = self._own.travels_as_it_is and not whole and self._own.rule.local is None
-        groups: Dict[int, Optional[int]] = {}
-        """Of parameters that travel, by number: the group, if they may be in a bucket."""
+        groups = [at for at, group in enumerate(optimizer.param_groups) for _ in group["params"]]
+        order = {at: place for place, at in enumerate(names)}
+        found: List[Joinable] = []
         for at, parameter in enumerate(parameters):
             name = names.get(id(parameter), f"parameter {at}")
             if (
@@ -241,28 +242,12 @@ class SharedModel:
                 self._check_table(parameter, name, sparse)
             else:
                 check_parameter(parameter, name)
-            groups[at] = None
-        if joins:
-            places = (
-                at for at, group in enumerate(optimizer.param_groups) for _ in group["params"]
-            )
-            groups.update((at, place) for at, place in enumerate(places) if at in groups)
-        order = {at: place for place, at in enumerate(names)}
-        in_order = sorted(groups, key=lambda at: order.get(id(parameters[at]), len(order)))
-        buckets = buckets_of(
-            (
-                (at, parameters[at], None if id(parameters[at]) in sparse else groups[at])
-                for at in in_order
-            ),
-            self.worker.slice_elems,
-        )
-        units: List[Unit] = []
-        for bucket in sorted(buckets, key=min):
-            lates = [
-                (at, parameters[at], names.get(id(parameters[at]), f"parameter {at}"))
-                for at in bucket
-            ]
-            units.append(self._declared_unit(lates, whole, sparse))
+            group = groups[at] if joins and id(parameter) not in sparse else None
+            found.append(Joinable(at, parameter, name, group))
+        found.sort(key=lambda one: order.get(id(one.parameter), len(order)))
+        buckets = buckets_of(found, self.worker.slice_elems)
+        buckets.sort(key=lambda bucket: bucket[0].number)
+        units = [self._declared_unit(bucket, whole, sparse) for bucket in buckets]
         every = [late for unit in units for late in unit.members]
         shared = Memory(late.parameter for late in every).shared
         if shared is not None:
@@ -274,25 +259,24 @@ class SharedModel:
         return units
 
     def _declared_unit(
-        self,
-        lates: List[Tuple[int, torch.nn.Parameter, str]],
-        whole: bool,
-        sparse: Mapping[int, str],
+        self, bucket: List[Joinable], whole: bool, sparse: Mapping[int, str]
     ) -> Unit:
-        """A parameter, or a bucket of some: each with its number and name."""
-        at, parameter, name = lates[0]
+        at, parameter, name, _ = bucket[0]
         dtype = DTYPES[parameter.dtype]
-        if len(lates) > 1:
-            members = [Member(at, tuple(one.shape), name) for at, one, name in lates]
+        if len(bucket) > 1:
+            members = [Member(one.number, tuple(one.parameter.shape), one.name) for one in bucket]
             elems = sum(member.size_elems for member in members)
-            names = some_of([name for _, _, name in lates])
+            names = some_of([one.name for one in bucket])
             key = self._own.declare(at, (elems,), dtype, names, same_name=True, members=members)
-            bucket = Bucket(key, parameter.dtype, self._devices.copies(parameter.device))
-            bucket.members = [
-                Late(key, one, name, EARLY, self._devices.copies(one.device), bucket, member)
-                for member, (_, one, name) in enumerate(lates, 1)
-            ]
-            return bucket
+            joined = Bucket(key, parameter.dtype, self._devices.copies(parameter.device))
+            joined.members = [
+                Late(
+                    key, one.parameter, one.name, EARLY,
+                    self._devices.copies(one.parameter.device), joined, member,
+                )
+                for member, one in enumerate(bucket, 1)
+            ]  # fmt: skip
+            return joined
         kind: Type[Late] = Late
         initial, by_rows = None, id(parameter) in sparse
         if isinstance(parameter, TableWeight):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Union
 
 import torch
 
 from p3kv.frontends.torch.values.copies import Copies
-from p3kv.frontends.torch.values.late import Late, Travels
+from p3kv.frontends.torch.values.late import Late
 from p3kv.wire.messages import MAX_MEMBERS
 from p3kv.worker.transfers import WorkerKey
 
@@ -62,7 +62,7 @@ class Bucket:
     @property
     def is_complete(self) -> bool:
         """Whether all gradients are there that this step will bring, as far as is known."""
-        for late in reversed(self.members):  # the first one's usually comes last
+        for late in self.members:  # the first one's usually comes last
             if late.leaving is None and late.parameter.requires_grad:
                 return False
         return True
@@ -72,9 +72,8 @@ class Bucket:
         """Those of which there is no gradient in this step, a bit for each."""
         return sum(1 << at for at, late in enumerate(self.members) if late.leaving is None)
 
-    def source(self) -> Tuple[torch.Tensor, Travels]:
-        """All gradients in memory of their own, zeros where there is none; and what is to be told
-        whether the network reads the source itself."""
+    def source(self) -> torch.Tensor:
+        """All gradients in memory of their own, zeros where there is none."""
         gradients = []
         for late in self.members:
             late.pushed = True
@@ -82,7 +81,10 @@ class Bucket:
                 gradients.append(torch.zeros_like(late.staging, device=late.device).view(-1))
             else:
                 gradients.append(late.leaving.gradient.detach().reshape(-1))
-        return torch.cat(gradients), _copied
+        return torch.cat(gradients)
+
+    def leaves_itself(self) -> None:
+        """As `Late.leaves_itself`: the gradients were copied."""
 
     def lack_gradients(self) -> None:
         """This worker has none in this step."""
@@ -119,35 +121,36 @@ Unit = Union[Late, Bucket]
 """What has a key, and travels by itself."""
 
 
-def _copied(memory: Optional[torch.Tensor]) -> None:
-    """Gradients were copied when they left."""
+class Joinable(NamedTuple):
+    """A parameter that is to be declared."""
+
+    number: int
+    """Its place in the optimizer."""
+    parameter: torch.nn.Parameter
+    name: str
+    group: Optional[int]
+    """That of the optimizer; None: it can't be joined with others."""
 
 
-def buckets_of(
-    parameters: Iterable[Tuple[int, torch.nn.Parameter, Any]], slice_elems: int
-) -> List[List[int]]:
-    """Which parameters travel together, by number; neighbours that are alike, in the order of the
-    first of each bucket. Every process finds the same.
+def buckets_of(parameters: Iterable[Joinable], slice_elems: int) -> List[List[Joinable]]:
+    """Which parameters travel together: neighbours that are alike, in the order of the first of
+    each bucket. Every process finds the same.
 
-    `parameters`: each with its number and group, in the order in which the forward pass reads them;
-    those that can't be joined have the group None. `slice_elems`: the elements of a slice.
+    `parameters` are in the order in which the forward pass reads them. `slice_elems`: the elements
+    of a slice.
     """
     most_elems = min(slice_elems, _MOST_ELEMS)
-    found: List[List[int]] = []
-    last: Dict[Any, List[int]] = {}
-    sizes: Dict[int, int] = {}
-    for at, parameter, group in parameters:
-        elems = parameter.numel()
-        if group is None or not 0 < elems <= most_elems:
-            found.append([at])
+    found: List[List[Joinable]] = []
+    last: Dict[Any, List[Joinable]] = {}
+    for one in parameters:
+        alike = one.group, one.parameter.dtype, one.parameter.device
+        if one.group is None or not 0 < one.parameter.numel() <= most_elems:
+            found.append([one])
             continue
-        alike = (group, parameter.dtype, parameter.device)
-        bucket = last.get(alike)
-        full = bucket is None or len(bucket) == MAX_MEMBERS
-        if bucket is None or full or sizes[id(bucket)] + elems > most_elems:
+        bucket = last.get(alike, [])
+        elems = sum(other.parameter.numel() for other in (*bucket, one))
+        if not bucket or len(bucket) == MAX_MEMBERS or elems > most_elems:
             bucket = last[alike] = []
-            sizes[id(bucket)] = 0
             found.append(bucket)
-        bucket.append(at)
-        sizes[id(bucket)] += elems
+        bucket.append(one)
     return found

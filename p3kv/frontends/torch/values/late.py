@@ -23,10 +23,6 @@ _NOTHING_CHANGES: Future[bool] = Future()
 _NOTHING_CHANGES.set_result(False)
 
 
-Travels = Callable[[Optional[torch.Tensor]], None]
-"""Told in which memory a gradient leaves."""
-
-
 class Joined(Protocol):
     """What `Late` needs of the bucket that it is in."""
 
@@ -180,19 +176,18 @@ class Late(Waits):
     is_complete = True
     lacking = 0
 
-    def source(self) -> Tuple[torch.Tensor, Travels]:
-        """The gradient, which is under way to the servers from now on; and what is to be told in
-        which memory it leaves."""
-        leaving = self.leaving
-        assert leaving is not None
-        self._sent, self.pushed = leaving, True
-        gradient = leaving.gradient.detach()
-        source = gradient.coalesce() if gradient.is_sparse else gradient
+    def source(self) -> torch.Tensor:
+        """The gradient, which is under way to the servers from now on."""
+        assert self.leaving is not None
+        self._sent, self.pushed = self.leaving, True
+        gradient = self.leaving.gradient.detach()
+        return gradient.coalesce() if gradient.is_sparse else gradient
 
-        def travels(memory: Optional[torch.Tensor]) -> None:
-            leaving.travels = memory is gradient
-
-        return source, travels
+    def leaves_itself(self) -> None:
+        """The network reads the memory of `source`; to be called before the transfer begins."""
+        assert self._sent is not None
+        gradient = self._sent.gradient
+        self._sent.travels = not gradient.is_sparse or gradient.is_coalesced()
 
     def lack_gradients(self) -> None:
         """This worker has none in this step."""
