@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from typing import Callable, Dict, List
@@ -12,7 +13,7 @@ from tests.jobs import ROOT, environment, run
 from tests.torch_environment import NEEDS_TORCH, PYTHON
 
 Numbers = List[float]
-EXAMPLES = {path.stem for path in (ROOT / "examples").glob("*.py")}
+EXAMPLES = {path.stem for path in (ROOT / "examples").glob("*.py")} | {"numpy_front_end"}
 LEARNED: Dict[str, Callable[[str], bool]] = {
     "image_classification": lambda said: numbers("accuracy", said)[0] > 0.8,
     "language_model": lambda said: (
@@ -23,6 +24,7 @@ LEARNED: Dict[str, Callable[[str], bool]] = {
     "module": lambda said: numbers("accuracy", said)[0] > 0.9,
     "custom_loop": lambda said: numbers("loss", said)[-1] < 0.5,
     "torch_language_model": lambda said: numbers("loss", said)[-1] < 0.5,
+    "numpy_front_end": lambda said: numbers("loss", said)[-1] < 0.5 * numbers("loss", said)[0],
 }
 
 
@@ -54,3 +56,16 @@ def test_an_example_runs_with_two_workers_and_learns(name: str) -> None:
     result = run([python, "-m", "p3kv", *words], {**environment(), "PYTHONPATH": str(ROOT)}, 100)
     assert result.code == 0, result.output
     assert LEARNED[name](result.said_by("worker 0")), result.output
+
+
+def test_the_front_end_for_numpy_trains_as_its_first_lines_say() -> None:
+    folder = ROOT / "examples" / "numpy_front_end"
+    command = "P3KV_PLUGINS=front_end p3kv launch -n 2 -- python train.py"
+    assert command in (folder / "train.py").read_text()
+    words = [sys.executable if word == "python" else word for word in command.split()[2:]]
+    words[-1] = str(folder / words[-1])
+    path = f"{ROOT}{os.pathsep}{folder}"
+    settings = {**environment(), "PYTHONPATH": path, "P3KV_PLUGINS": "front_end"}
+    result = run([sys.executable, "-m", "p3kv", *words], settings, 60)
+    assert result.code == 0, result.output
+    assert LEARNED["numpy_front_end"](result.said_by("worker 0")), result.output

@@ -12,12 +12,10 @@ from p3kv.frontends.mxnet import engine
 from p3kv.frontends.mxnet.arrays import DENSE, Staging, spread
 from p3kv.frontends.mxnet.optimizers.worker_optimizer import WorkerOptimizer
 from p3kv.frontends.mxnet.rows import RowOperations
-from p3kv.store.forward_order import OrderLearner
-from p3kv.store.pushes import Pushes
+from p3kv.store.client import Client, Request
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key
 from p3kv.worker.transfers import Transfer, WorkerKey
-from p3kv.worker.worker import Worker
 
 _PUSHPULL, _PUSH, _PULL = b"p3kv_pushpull", b"p3kv_push", b"p3kv_pull"
 """Names of operations in MXNet's profiler."""
@@ -30,13 +28,11 @@ class Operations:
     lists, with one for each device.
     """
 
-    def __init__(
-        self, worker: Worker, pushes: Pushes[WorkerOptimizer], order: OrderLearner
-    ) -> None:
-        self._worker = worker
-        self._pushes = pushes
-        self._order = order
+    def __init__(self, client: Client[WorkerOptimizer]) -> None:
+        self._client = client
+        self._pushes = client.pushes
         self._staging = Staging()
+        worker, order = client.worker, client.order
         self._rows = RowOperations(worker.begin, worker.abort, order.note_ready)
         self._filled: Dict[Key, Tuple[NDArray, int]] = {}
         """By key of which rows may be left out: the array that has its last value, and how often it
@@ -50,7 +46,7 @@ class Operations:
             self._rows.push(key, INITIAL_ROUND, self._pushes.step, 0, source, kept)
             return
         source = self._staging.source(key, [value])
-        self._begin_when_ready(key, INITIAL_ROUND, self._pushes.step, 0, source, None)
+        self._begin_when_ready(self._client.initial(key), source, None)
 
     def push(self, key: WorkerKey, sources: List[NDArray], priority: int) -> None:
         """Pushes the sum of gradients."""
@@ -62,8 +58,8 @@ class Operations:
         if not key.is_next_exchanged():
             self._add_when_ready(key, source)
             return
-        round_, step = self._pushes.next(key)
-        self._begin_when_ready(key, round_, step, priority, source, None)
+        request = self._client.push(key, priority, takes_value=False)
+        self._begin_when_ready(request, source, None)
 
     def pushpull(
         self, key: WorkerKey, sources: List[NDArray], targets: List[NDArray], priority: int
@@ -79,15 +75,13 @@ class Operations:
             self._add_when_ready(key, source)
             return
         target = self._staging.target(key, targets)
-        round_, step = self._pushes.next(key)
-        self._begin_when_ready(key, round_, step, priority, source, target)
+        self._begin_when_ready(self._client.push(key, priority), source, target)
         spread(target, targets)
 
     def exchange(self, key: WorkerKey, source: NDArray, target: NDArray, priority: int) -> None:
         """Pushes an array in CPU memory of the key's dtype, and has the result come into
         another."""
-        round_, step = self._pushes.next(key)
-        self._begin_when_ready(key, round_, step, priority, source, target)
+        self._begin_when_ready(self._client.push(key, priority), source, target)
 
     def push_no_gradient(
         self, key: WorkerKey, priority: int, targets: Sequence[NDArray] = ()
@@ -99,12 +93,13 @@ class Operations:
             return lambda: False
         changes: Future[bool] = Future()
         target = self._staging.target(key, targets) if targets else None
-        round_, step = self._pushes.next(key, changes)
         if key.touched_only:
-            self._order.note_ready(key.key)
+            round_, step = self._pushes.next(key, changes)
+            self._client.order.note_ready(key.key)
             self._rows.push_no_gradient(key, round_, step, priority, changes)
         else:
-            self._begin_when_ready(key, round_, step, priority, None, target, changes)
+            request = self._client.push(key, priority, changes, takes_value=target is not None)
+            self._begin_when_ready(request, None, target)
         is_sum = self._pushes.optimizer is None
         if target is not None and not is_sum:
             spread(target, targets)
@@ -126,8 +121,7 @@ class Operations:
         if key.touched_only:
             self._rows.pull(key, self._pushes.step, priority, target)
         else:
-            step = self._pushes.step
-            self._begin_when_ready(key, key.round, step, priority, None, target, exact=exact)
+            self._begin_when_ready(self._client.pull(key, priority, exact), None, target)
         spread(target, targets)
 
     def pull_dense(
@@ -145,44 +139,27 @@ class Operations:
         self._rows.pull_named(key, self._pushes.step, priority, targets, ids)
 
     def _begin_when_ready(
-        self,
-        key: WorkerKey,
-        round_: int,
-        step: int,
-        priority: int,
-        source: Optional[NDArray],
-        target: Optional[NDArray],
-        changes: Optional[Future[bool]] = None,
-        exact: bool = False,
+        self, request: Request, source: Optional[NDArray], target: Optional[NDArray]
     ) -> None:
-        """Has the worker begin a transfer when its arrays are ready. With `changes` it is a push
-        without a gradient."""
-        pushes = source is not None or changes is not None
-        exact = exact or key.is_exact(round_)
-        takes = key.consistency.needs(round_) if self._goes_ahead(key, target) else None
-        asks = key.asks() if pushes else (key.ask(),)
+        """Has the worker begin a transfer when its arrays are ready."""
+        key = request.key
         by_rows = key.zero_rows is not None and key.zero_rows.leaves_out
         if by_rows:
             engine.bind_writes()
 
         def start(operation: engine.Operation) -> None:
             has_value = by_rows and source is not None and self._is_filled(key, target)
-            if pushes and round_ != INITIAL_ROUND:
-                self._order.note_ready(key.key)
-            source_at = None if changes is None else 0
-            if source is not None:
-                source_at = engine.address(source)
+            if request.pushes and request.round != INITIAL_ROUND:
+                self._client.order.note_ready(key.key)
+            source_at = None if source is None else engine.address(source)
             target_at = None if target is None else engine.address(target)
-            self._worker.begin(
-                Transfer(
-                    key, round_, step, priority, source_at, target_at, operation.complete, asks,
-                    changes, takes, exact=exact, has_value=has_value and takes is None,
-                )
-            )  # fmt: skip
+            self._client.begin(
+                request, source_at, target_at, operation.complete, has_value=has_value
+            )
 
         reads = [] if source is None or source is target else [source]
         writes = [] if target is None else [target]
-        name = _PUSH if target is None else _PUSHPULL if pushes else _PULL
+        name = _PUSH if target is None else _PUSHPULL if request.pushes else _PULL
         engine.push(start, reads, writes, name)
 
     def _is_filled(self, key: WorkerKey, target: Optional[NDArray]) -> bool:
@@ -196,12 +173,6 @@ class Operations:
             self._filled[key.key] = target, count + 1  # with the operation's own
         return array is target and writes == count
 
-    def _goes_ahead(self, key: WorkerKey, target: Optional[NDArray]) -> bool:
-        """Whether the consistency rule says with which round's value this worker goes on. Sums are
-        always those of the round."""
-        has_optimizer = self._pushes.optimizer is not None
-        return key.consistency.lets_go_ahead and has_optimizer and target is not None
-
     def _add_when_ready(self, key: WorkerKey, source: NDArray) -> None:
         """Adds a gradient that is not exchanged to what the next one brings along."""
         self._pushes.check(key)
@@ -209,7 +180,7 @@ class Operations:
 
         def start(operation: engine.Operation) -> None:
             address = engine.address(source)
-            self._worker.begin(
+            self._client.worker.begin(
                 Transfer(
                     key, round_, step, 0, address, None, operation.complete, is_exchanged=False
                 )

@@ -26,7 +26,7 @@ import mxnet as mx
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
-from p3kv import config, errors
+from p3kv import errors
 from p3kv.common.combinations import Feature
 from p3kv.frontends.mxnet import (
     clipping_refusals,
@@ -59,16 +59,13 @@ from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.local import LocalSteps
 from p3kv.frontends.mxnet.operations import Operations
 from p3kv.frontends.mxnet.optimizers.server_states import ServerStates
-from p3kv.frontends.mxnet.optimizers.worker_optimizer import WorkerOptimizer
 from p3kv.frontends.mxnet.server_steps import ServerSteps
 from p3kv.frontends.mxnet.steps import Steps
 from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
 from p3kv.frontends.mxnet.unpushed import Local, copied
+from p3kv.store.client import Client
 from p3kv.store.clipped_steps import checked
 from p3kv.store.compression import choice
-from p3kv.store.forward_order import OrderLearner
-from p3kv.store.pushes import Pushes
-from p3kv.store.resuming import Resuming
 from p3kv.wire.messages import Key, called
 from p3kv.worker import this_process
 from p3kv.worker.transfers import WorkerKey
@@ -99,10 +96,15 @@ class P3(KVStoreBase):
     def __init__(self, consistency: Optional[str] = None) -> None:
         """`consistency` chooses the rule by which rounds end, as P3KV_CONSISTENCY does, unless it
         is the job's."""
-        this_process.joined()
-        self._worker = this_process.worker()
-        if not self._worker.started:
-            self._worker.start(config.settle())
+        is_first = this_process.joined() and not this_process.worker().started
+        # A front end has the name of its framework.
+        client = Client(
+            mx.__name__, OptimizerGoesOn, consistency, stays=True, reads=FORWARD_READS,
+            refuse_part=clipping_refusals.refuse_part_of_a_step,
+        )  # fmt: skip
+        self._worker, self._own = client.worker, client.own
+        """The worker of all stores, and this store's keys and optimizer."""
+        if is_first:
             complete_before_forks()
             engine.hold_back_interrupts()
             this_process.at_end(_finish)
@@ -111,25 +113,14 @@ class P3(KVStoreBase):
             script_marks.note(
                 worker.forward_begins, worker.waits, worker.waits_for_all, worker.waited
             )
-        self._own = self._worker.new_store(consistency, stays=True)
-        """This store's keys and optimizer; the worker is that of all stores."""
         if not self._own.is_saved:
             finalize(self, self._worker.forget_store, self._own.number, list).atexit = False
         self.compression_params: Optional[Mapping[str, Any]] = None
         """Parameters given to `set_gradient_compression`."""
         self._names: Mapping[Key, str] = {}
         self._expected_rows: Set[Key] = set()
-        self._order = OrderLearner(self._own.publish_order, FORWARD_READS)
-        if self.rank != 0:
-            # Rank 0 decides, and all workers use its order.
-            self._order.stop()
-            FORWARD_READS.stop()
-        # A front end has the name of its framework.
-        self._pushes: Pushes[WorkerOptimizer] = Pushes(
-            self._own, self._order, self.rank, mx.__name__, clipping_refusals.refuse_part_of_a_step
-        )
-        self._operations = Operations(self._worker, self._pushes, self._order)
-        self._resuming = Resuming(self._own, self._pushes, self.rank, OptimizerGoesOn(self._own))
+        self._order, self._pushes, self._resuming = client.order, client.pushes, client.resuming
+        self._operations = Operations(client)
         states = ServerStates(self._own, self._pushes, self.rank, self._worker.barrier)
         self._steps: Steps = ServerSteps(
             self._own, self._operations, self._pushes, self._resuming, states
