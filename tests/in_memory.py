@@ -111,7 +111,7 @@ class Worker:
         self.settings: List[Tuple[int, int]] = []
         """Optimizer settings that were sent: from which step on, and the oldest that needs any."""
         self.steps = self.data_plane.steps
-        self.steps._send = lambda from_step, oldest, *_: self.settings.append((from_step, oldest))
+        self.steps._send = lambda *sent: self.settings.append(sent[:2])  # type: ignore[assignment]
         self.calls: Deque[Transfer] = deque()
         """What the script has called, and is not ready yet."""
         self.failures: List[BaseException] = []

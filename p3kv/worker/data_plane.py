@@ -28,16 +28,15 @@ from p3kv.slicing import CREDIT_BYTES
 from p3kv.transport import Link
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
-from p3kv.wire.fields import Header, OptimizerHeader, SliceSizesHeader, StepHeader, StoreHeader
+from p3kv.wire.fields import Header, SliceSizesHeader, StepHeader, StoreHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import INITIAL_ROUND, LAST, URGENT, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN, ForwardOrder, SliceSizes, Stalled, encode
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.wire.slice_sizes import SliceSizesByRound
-from p3kv.worker.departures import Departures
+from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
-from p3kv.worker.gates import Gates
 from p3kv.worker.global_norms import GlobalNorms
 from p3kv.worker.measuring.processor import ProcessorDelay
 from p3kv.worker.measuring.step_times import StepTimes
@@ -48,7 +47,7 @@ from p3kv.worker.script import Script
 from p3kv.worker.silences import LOOK_EVERY_S, Silences
 from p3kv.worker.stalls import StallWarnings
 from p3kv.worker.state_requests import StateRequests
-from p3kv.worker.steps import Steps
+from p3kv.worker.steps import WorkerSteps
 from p3kv.worker.transfers import WorkerKey
 from p3kv.worker.tuning import Tuning
 
@@ -106,20 +105,19 @@ class DataPlane:
         sizes = SliceSizesByRound()
         self.consistency = make_consistency(settings.consistency, len(place.workers_hosts))
         self.times = StepTimes(ProcessorDelay().delayed, partial(loop.call_later, 0.0))
-        departures = Departures(self.servers, loop.pace)
+        self._egress = Egress(rank, self.servers, local_servers, loop)
         self.tuning = Tuning(
             rank, self.servers, sizes, settings, self.consistency.window, loop.drain, self.times,
-            departures, report,
+            self._egress, report,
         )  # fmt: skip
-        self._gates = Gates(rank, self.servers, local_servers, loop.call_later)
-        self.steps = Steps(self._send_settings)
         self.checkpoints = Checkpoints(place, settings, self.keys, loop, self.tell, wait)
+        self.steps = WorkerSteps(rank, self.servers, self.checkpoints, self.tuning)
         self.exchange = Exchange(
-            self._gates, departures, self.steps, self.times, self.tuning, self.checkpoints, tracer,
+            self._egress, self.steps, self.times, self.checkpoints, tracer,
             settings.priorities, self.consistency.window,
         )  # fmt: skip
-        self.slices = SliceRoute(rank, self.servers, self._gates, self.exchange, sizes, tracer)
-        self.rows = RowsRoute(rank, self.servers, self._gates, self.exchange, sizes, tracer)
+        self.slices = SliceRoute(rank, self.servers, self._egress, self.exchange, sizes, tracer)
+        self.rows = RowsRoute(rank, self.servers, self._egress, self.exchange, sizes, tracer)
         self.host_sums = HostSums(
             rank, neighbours, settings, sizes, self.tuning.adopt, self.rows, self.exchange,
         )  # fmt: skip
@@ -241,7 +239,7 @@ class DataPlane:
         self.checkpoints.leave()
         header = Header(Kind.BYE, self.rank)
         for server in self.servers:
-            self._gates.push_last(server, Frame(LAST, header, in_turn=True))
+            self._egress.push_last(server, Frame(LAST, header, in_turn=True))
 
     @property
     def known_round(self) -> int:
@@ -267,17 +265,11 @@ class DataPlane:
     def _land(self, connection: Connection, header: Header) -> Landing:
         return self._handlers[header.kind](connection, header)
 
-    def _send_settings(self, from_step: int, oldest_step: int, settings: bytes, store: int) -> None:
-        header = OptimizerHeader(
-            Kind.OPTIMIZER, self.rank, store=store, from_step=from_step, oldest_step=oldest_step
-        )
-        self.tell(header, settings)
-
     def _land_slice_sizes(self, connection: Connection, header: SliceSizesHeader) -> Landing:
         return message_landing(header, SliceSizes, partial(self.tuning.adopt, header.from_round))
 
     def _land_open(self, connection: Connection, header: StepHeader) -> Landing:
-        return Landing(None, partial(self._gates.open, header.rank, header.step))
+        return Landing(None, partial(self._egress.open, header.rank, header.step))
 
     def _land_forward_order(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, ForwardOrder, self._set_order)

@@ -9,7 +9,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from p3kv.common.tracing import Tracer
+from p3kv.common.tracing import APPLIED, Tracer
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
@@ -26,14 +26,11 @@ from p3kv.wire.framing import Landing
 from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT
 from p3kv.wire.messages import UNKNOWN
 from p3kv.worker.ahead import Ahead
-from p3kv.worker.departures import Departures
-from p3kv.worker.gates import Gates
+from p3kv.worker.egress import Egress
 from p3kv.worker.measuring.step_times import StepTimes
 from p3kv.worker.saving.checkpoints import Checkpoints
-from p3kv.worker.spans import trace_applied
-from p3kv.worker.steps import Steps
+from p3kv.worker.steps import WorkerSteps
 from p3kv.worker.transfers import Ask, Transfer, WorkerKey, memory_at
-from p3kv.worker.tuning import Tuning
 
 
 class Exchange:
@@ -60,11 +57,9 @@ class Exchange:
 
     def __init__(
         self,
-        gates: Gates,
-        departures: Departures,
-        steps: Steps,
+        egress: Egress,
+        steps: WorkerSteps,
         times: StepTimes,
-        tuning: Tuning,
         checkpoints: Checkpoints,
         tracer: Tracer,
         priorities: bool,
@@ -83,11 +78,9 @@ class Exchange:
             "most_stale_rounds": 0,
         }
         """Any thread may read them."""
-        self._gates = gates
-        self._departures = departures
+        self._egress = egress
         self._steps = steps
         self._times = times
-        self._tuning = tuning
         self._checkpoints = checkpoints
         self._tracer = tracer
         self._priorities = priorities
@@ -193,8 +186,9 @@ class Exchange:
             self._steps.begin(transfer.step, own=True)
         else:
             if transfer.step > self._step:
-                self._begin_step(transfer.step)
-            self._departures.begin(self._gates.begin(transfer.step, transfer.size_bytes))
+                self._step = transfer.step
+                self._steps.begin(transfer.step)
+            self._egress.begin(transfer.step, transfer.size_bytes)
         if transfer.target is None:
             self._pushes.add(transfer)
             servers = {server for server, _ in key.runs}
@@ -204,13 +198,6 @@ class Exchange:
         key.route.push(transfer)
         if self._checkpoints.cuts:
             self._checkpoints.pushed()
-
-    def _begin_step(self, step: int) -> None:
-        """To be called before the first transfer of a new step is sent."""
-        self._step = step
-        self._checkpoints.begin_step(step)
-        self._steps.begin(step)
-        self._tuning.begin_step(step)
 
     def _add_up(self, transfer: Transfer) -> None:
         """Adds a gradient that is not exchanged, which is needed no more then."""
@@ -303,10 +290,10 @@ class Exchange:
                 self.note_staleness(transfer.behind)
         self._times.value_arrived(transfer, late_s, server, worked_us)
         if not self._updates and not self._pulls:
-            self._gates.values_complete()
+            self._egress.values_complete()
         transfer.done(None)
         if self._tracer.enabled:
-            trace_applied(self._tracer, transfer)
+            self._tracer.span(transfer.span(APPLIED))
         if transfer.source is None:
             self.note_answered(transfer)
         elif transfer.target is not None:  # its result tells that its round has ended

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, Deque, Dict, Tuple
+from typing import Deque, Dict, Mapping, Tuple
 
-SendSettings = Callable[[int, int, bytes, int], None]
-"""Sends settings to the servers: the step from which they hold, the oldest step that still needs
-settings, the settings, and the store's number."""
+from p3kv.wire.connection import Connection
+from p3kv.wire.fields import OptimizerHeader
+from p3kv.wire.framing import Frame
+from p3kv.wire.header import URGENT, Kind
+from p3kv.worker.saving.checkpoints import Checkpoints
+from p3kv.worker.tuning import Tuning
 
 
-class Steps:
-    """Counts each step's pushes until their rounds end, so that servers forget old settings.
-
-    A key that is trained seldom, or a gradient that is late, may need the settings of an old step
-    while other keys are far ahead. Only this worker knows what it will push, so only it knows which
-    settings are still needed.
+class WorkerSteps:
+    """Numbers steps, and has the servers know what must be known before a step's first slice.
 
     All stores of a process count the same steps: each step is one store's. Stores whose rounds are
     each worker's own count beside them, so that the others' steps are the same on all workers.
-    Settings wait here until their step is the current or the next one, so that a script that pushes
-    far ahead does not pile settings up on the servers. `new_step`, `newest`, `new_store`,
-    `make_own` and `StoreSteps.count_push` belong to the thread that pushes, all else to the
-    worker's thread.
+    Each step's pushes are counted until their rounds have ended, so that servers forget old
+    optimizer settings: only this worker knows which step may still get a push. Settings wait here
+    until their step is the current or the next one, so that a script far ahead does not pile them
+    up on the servers. `new_step`, `newest`, `new_store`, `make_own` and `StoreSteps.count_push`
+    belong to the thread that pushes, all else to the worker's thread.
     """
 
-    def __init__(self, send: SendSettings) -> None:
-        self._send = send
+    def __init__(
+        self,
+        rank: int,
+        servers: Mapping[int, Connection],
+        checkpoints: Checkpoints,
+        tuning: Tuning,
+    ) -> None:
+        self._rank = rank
+        self._servers = servers
+        self._checkpoints = checkpoints
+        self._tuning = tuning
         self._stores = [StoreSteps()]
         self._newest = self._newest_own = 0
         self._begun = {False: 0, True: 0}
@@ -74,14 +83,18 @@ class Steps:
         self._send_waiting()
 
     def begin(self, step: int, own: bool = False) -> None:
-        """Takes note that a step's first slice is about to be sent; `own`: of a worker's own
-        rounds."""
+        """Says what servers must know before a step's first slice is sent; `own`: of a worker's own
+        rounds. Checkpoints come first: they are of what was pushed before the step."""
         if step <= self._begun[own]:
             return
+        if not own:
+            self._checkpoints.begin_step(step)
         self._begun[own] = step
         for steps in self._stores:
             steps.forget()
         self._send_waiting()
+        if not own:
+            self._tuning.begin_step(step)
 
     def _send_waiting(self) -> None:
         for store, steps in enumerate(self._stores):
@@ -89,6 +102,13 @@ class Steps:
                 steps.forget()
                 from_step, settings = steps.waiting.popleft()
                 self._send(from_step, steps.oldest, settings, store)
+
+    def _send(self, from_step: int, oldest_step: int, settings: bytes, store: int) -> None:
+        header = OptimizerHeader(
+            Kind.OPTIMIZER, self._rank, store=store, from_step=from_step, oldest_step=oldest_step
+        )
+        for connection in self._servers.values():
+            connection.writer.push(Frame(URGENT, header, memoryview(settings)))
 
 
 class StoreSteps:

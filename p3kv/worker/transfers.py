@@ -13,6 +13,7 @@ import numpy as np
 from p3kv.codecs import GRADIENTS, VALUES, Encoder, Identity, codec_features, make_codecs, norm
 from p3kv.codecs.zero_rows import LEAST_BYTES, ZeroRows
 from p3kv.common.combinations import Feature, has_effect
+from p3kv.common.tracing import UNKNOWN, Span, now_ns
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice, make_layout
@@ -415,6 +416,14 @@ class Transfer:
         assert self.source is not None
         memory = memory_at(self.source, self.size_bytes)
         return norm(np.frombuffer(memory, self.key.numpy_dtype))
+
+    def span(self, kind: str) -> Span:
+        """What a trace has of the transfer now."""
+        at_ns = now_ns()
+        return Span(
+            kind, self.key.key_id, at_ns, at_ns, at_ns, UNKNOWN, self.round, self.step, UNKNOWN,
+            self.priority, self.size_bytes,
+        )  # fmt: skip
 
     def memory(self, array: int, piece: Slice) -> memoryview:
         """The bytes of one slice of the array at an address, `source` or `target`."""

@@ -17,7 +17,7 @@ from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
 from p3kv.wire.loop import Drain
 from p3kv.wire.messages import Measured, SliceSizes, encode
 from p3kv.wire.slice_sizes import SliceSizesByRound
-from p3kv.worker.departures import Departures
+from p3kv.worker.egress import Egress
 from p3kv.worker.measuring.step_times import StepTimes
 
 _STEPS = 5
@@ -72,7 +72,7 @@ class Tuning:
         window: int,
         drain: Drain,
         times: StepTimes,
-        departures: Departures,
+        egress: Egress,
         report: Callable[[Measured], None],
     ) -> None:
         """`window`: how many rounds of a key may be open by the job's rule. `report` tells the
@@ -84,7 +84,7 @@ class Tuning:
         self._window = window
         self._drain = drain
         self._times = times
-        self._departures = departures
+        self._egress = egress
         self._report = report
         self._seen = Drain()
         self._seen_step_s = self._seen_waiting_s = 0.0
@@ -194,8 +194,8 @@ class Tuning:
             return
         kept = [self._kept_bytes[server] for server in self._servers]
         uneven = min(kept, default=0) < _EVEN * max(kept, default=0)
-        least = _STILL_PATIENT if self._departures.pays else _PATIENT
-        self._departures.pays = uneven and statistics.median(self._waits) > least
+        least = _STILL_PATIENT if self._egress.turns_pay else _PATIENT
+        self._egress.turns_pay = uneven and statistics.median(self._waits) > least
 
     def _tell(self) -> None:
         if len(self._waits) < _STEPS:

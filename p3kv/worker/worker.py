@@ -18,7 +18,7 @@ from p3kv.checkpoints import Place
 from p3kv.common.combinations import Feature, has_effect
 from p3kv.common.finite import ADVICE, NotFinite
 from p3kv.common.log import name_rank
-from p3kv.common.tracing import FORWARD_BEGIN, FORWARD_END, Tracer
+from p3kv.common.tracing import FORWARD_BEGIN, FORWARD_END, READY, Span, Tracer, now_ns
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.consistency import consistency_of_key
 from p3kv.errors import (
@@ -61,7 +61,6 @@ from p3kv.worker.measuring.reporting import Reporting
 from p3kv.worker.neighbours import Neighbours, neighbourhood
 from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.script import Script
-from p3kv.worker.spans import trace_ready, trace_script
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.switch_interval import SwitchInterval
 from p3kv.worker.transfers import Transfer
@@ -362,7 +361,9 @@ class Worker:
         call = self._loop.call_soon_batched if self.script.is_current else self._loop.call_soon
         call(self._begin, transfer)
         if self.tracer.enabled:
-            trace_ready(self.tracer, transfer)
+            pushes = transfer.source is not None and transfer.is_exchanged
+            if pushes and transfer.round > INITIAL_ROUND:
+                self.tracer.span(transfer.span(READY))
 
     def forward_begins(self) -> None:
         """Says that the script begins a forward pass of training; from its thread."""
@@ -370,11 +371,16 @@ class Worker:
             joined = self._data_plane
             begins = joined.times.script.forward_begins(joined.steps.latest, time.monotonic())
             if begins and self.tracer.enabled:
-                trace_script(self.tracer, FORWARD_BEGIN)
+                self._trace(FORWARD_BEGIN)
 
     def forward_ends(self) -> None:
         """Says that a forward pass has computed the loss."""
-        trace_script(self.tracer, FORWARD_END)
+        self._trace(FORWARD_END)
+
+    def _trace(self, kind: str) -> None:
+        """Records what the script does now."""
+        at_ns = now_ns()
+        self.tracer.span(Span(kind, UNKNOWN, at_ns, at_ns, at_ns))
 
     def waits(self) -> None:
         """Says that the script begins to wait for arrays: until it goes on, nothing more follows of

@@ -188,7 +188,7 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
         for script in scripts:
             script.train(expected, clips)
         for worker in job.workers:
-            worker.exchange._departures.pays = random.random() < 0.5
+            worker.data_plane._egress.turns_pay = random.random() < 0.5
         sizes = [SIZE // 5, SIZE, SIZE // 3, SIZE // 2]
         ahead, moods = random.choice([1, 3]), Moods(random)
         while events := list(job.events(ahead)):

@@ -256,9 +256,9 @@ def test_no_gate_holds_the_gradients_of_a_worker_s_own_step() -> None:
     with closing(Alone(1, 1)) as job:
         job.set_optimizers()
         job.initialise()
-        gates = job.workers[0].data_plane._gates
-        gates._before_bytes = 1 << 30
-        gates.open(0, 1)
+        egress = job.workers[0].data_plane._egress
+        egress._before_bytes = 1 << 30
+        egress.open(0, 1)
         for round_ in range(1, 4):
             assert not np.isnan(job.push(0, round_)).any()
 

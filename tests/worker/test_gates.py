@@ -17,7 +17,7 @@ from p3kv.wire.header import HEADER_BYTES, LAST_ROUND, Kind, unpack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
-from p3kv.worker.gates import Gates
+from p3kv.worker.egress import Egress
 from tests.jobs import DEADLINE_S
 
 HERE, THERE = 0, 1
@@ -42,14 +42,14 @@ class Servers:
             )
             self.connections[server] = connection
             self.loop.add_connection(connection)
-        self.gates = Gates(RANK, self.connections, [HERE], self.loop.call_later)
-        self.gates.begin(0, MANY)
+        self.egress = Egress(RANK, self.connections, [HERE], self.loop)
+        self.egress.begin(0, MANY)
 
     def push(self, server: int, *steps: int, size_bytes: int = MANY) -> None:
         for step in steps:
-            self.gates.begin(step, size_bytes)
+            self.egress.begin(step, size_bytes)
             frame = Frame(-step, PushHeader(Kind.PUSH, RANK, step=step))
-            self.gates.push(server, step, frame)
+            self.egress.push(server, step, frame)
 
     def gets(self, server: int, kind: Kind = Kind.PUSH) -> List[int]:
         """The steps of what a server gets of this kind, in this order."""
@@ -81,32 +81,32 @@ def test_a_server_that_says_nothing_is_open(servers: Servers) -> None:
 
 
 def test_steps_wait_until_their_server_is_open_for_them(servers: Servers) -> None:
-    servers.gates.open(THERE, 3)
+    servers.egress.open(THERE, 3)
     servers.push(THERE, 3, 4, 5, 4)
     assert servers.gets(THERE) == [3]
-    servers.gates.open(THERE, 4)
+    servers.egress.open(THERE, 4)
     assert servers.gets(THERE) == [4, 4]
     servers.push(THERE, 4)
-    servers.gates.open(THERE, LAST_ROUND)
+    servers.egress.open(THERE, LAST_ROUND)
     servers.push(THERE, 6)
     assert servers.gets(THERE) == [4, 5, 6]
 
 
 def test_words_that_are_overtaken_close_nothing(servers: Servers) -> None:
-    servers.gates.open(THERE, 4)
-    servers.gates.open(THERE, 2)
+    servers.egress.open(THERE, 4)
+    servers.egress.open(THERE, 2)
     servers.push(THERE, 4)
     assert servers.gets(THERE) == [4]
 
 
 def test_no_link_leads_to_a_server_of_the_same_host(servers: Servers) -> None:
-    servers.gates.open(HERE, 1)
+    servers.egress.open(HERE, 1)
     servers.push(HERE, 2)
     assert servers.gets(HERE) == [2]
 
 
 def test_a_gate_that_stays_closed_opens_after_a_second(servers: Servers) -> None:
-    servers.gates.open(THERE, 1)
+    servers.egress.open(THERE, 1)
     start = time.monotonic()
     servers.push(THERE, 2)
     got: List[int] = []
@@ -119,24 +119,24 @@ def test_a_gate_that_stays_closed_opens_after_a_second(servers: Servers) -> None
 
 
 def test_a_worker_tells_the_servers_of_its_host_once(servers: Servers) -> None:
-    servers.gates.begin(1, MANY)  # whatever it still waits for, it goes on
-    servers.gates.begin(1, MANY)
+    servers.egress.begin(1, MANY)  # whatever it still waits for, it goes on
+    servers.egress.begin(1, MANY)
     assert servers.gets(HERE, Kind.OPEN) == [1]
-    servers.gates.values_complete()
+    servers.egress.values_complete()
     assert servers.gets(HERE, Kind.OPEN) == [2]
-    servers.gates.values_complete()
-    servers.gates.begin(2, MANY)
+    servers.egress.values_complete()
+    servers.egress.begin(2, MANY)
     assert servers.gets(HERE, Kind.OPEN) == []
-    servers.gates.values_complete()  # before the rest of the round has begun
+    servers.egress.values_complete()  # before the rest of the round has begun
     assert servers.gets(HERE, Kind.OPEN) == []
-    servers.gates.begin(2, MANY)
-    servers.gates.values_complete()
+    servers.egress.begin(2, MANY)
+    servers.egress.values_complete()
     assert servers.gets(HERE, Kind.OPEN) == [3]
     assert servers.gets(THERE, Kind.OPEN) == []
 
 
 def test_nothing_overtakes_what_is_held_of_an_older_step(servers: Servers) -> None:
-    servers.gates.open(THERE, 1)
+    servers.egress.open(THERE, 1)
     servers.push(THERE, 2, size_bytes=FEW)
     assert servers.gets(THERE) == []
     servers.push(THERE, 3)  # after few values, for which nobody waits
@@ -144,14 +144,14 @@ def test_nothing_overtakes_what_is_held_of_an_older_step(servers: Servers) -> No
 
 
 def test_there_are_no_gates_after_a_step_with_few_values(servers: Servers) -> None:
-    servers.gates.open(THERE, 1)
-    servers.gates.begin(2, FEW)
+    servers.egress.open(THERE, 1)
+    servers.egress.begin(2, FEW)
     servers.push(THERE, 3)
     assert servers.gets(THERE) == [3]
     assert servers.gets(HERE, Kind.OPEN) == [2]
     servers.push(THERE, 4)
     assert servers.gets(THERE) == []
-    servers.gates.open(THERE, 4)
+    servers.egress.open(THERE, 4)
     assert servers.gets(THERE) == [4]
 
 

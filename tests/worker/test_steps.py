@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import List, Tuple
+from types import SimpleNamespace
+from typing import Callable, List, Tuple, cast
 
 import pytest
 
-from p3kv.worker.steps import Steps
+from p3kv.worker.saving.checkpoints import Checkpoints
+from p3kv.worker.steps import WorkerSteps
+from p3kv.worker.tuning import Tuning
+
+
+def _steps(send: Callable[..., None]) -> WorkerSteps:
+    """`send` is told what is sent: from which step on, the oldest that needs any, and of which
+    store."""
+    nothing = SimpleNamespace(begin_step=lambda step: None)
+    steps = WorkerSteps(0, {}, cast(Checkpoints, nothing), cast(Tuning, nothing))
+    steps._send = send  # type: ignore[method-assign]
+    return steps
 
 
 class Sent:
@@ -15,7 +27,7 @@ class Sent:
     def __init__(self, own: bool = False) -> None:
         """`own`: rounds are each worker's own."""
         self.sent: List[Tuple[int, int]] = []
-        self.steps = Steps(lambda from_step, oldest, *_: self.sent.append((from_step, oldest)))
+        self.steps = _steps(lambda from_step, oldest, *_: self.sent.append((from_step, oldest)))
         self._own = own
         if own:
             self.steps.make_own(0)
@@ -74,7 +86,7 @@ def test_settings_of_steps_far_ahead_wait_on_the_worker(own: bool) -> None:
 
 def test_stores_forget_their_own_steps_only() -> None:
     sent: List[Tuple[int, int, int]] = []
-    steps = Steps(lambda from_step, oldest, _, store: sent.append((store, from_step, oldest)))
+    steps = _steps(lambda from_step, oldest, _, store: sent.append((store, from_step, oldest)))
     steps.new_store()
 
     def push(store: int, step: int) -> None:
@@ -101,7 +113,7 @@ def test_stores_forget_their_own_steps_only() -> None:
 
 def test_settings_of_a_store_wait_for_steps_of_all_stores() -> None:
     sent: List[Tuple[int, int]] = []
-    steps = Steps(lambda from_step, _, __, store: sent.append((store, from_step)))
+    steps = _steps(lambda from_step, _, __, store: sent.append((store, from_step)))
     steps.new_store()
     steps.send_settings(2, b"", 1)
     assert not sent

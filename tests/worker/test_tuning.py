@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Dict, List, Optional, Tuple, cast
 
 import numpy as np
@@ -17,11 +18,11 @@ from p3kv.slicing import LEAST_CREDIT_BYTES, gradient_credit_bytes
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import FrameWriter
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.loop import Drain
+from p3kv.wire.loop import Drain, Loop
 from p3kv.wire.messages import DeclaredKey, Measured, SliceSizes
 from p3kv.wire.pace import Pace
 from p3kv.wire.slice_sizes import SliceSizesByRound
-from p3kv.worker.departures import Departures
+from p3kv.worker.egress import Egress
 from p3kv.worker.measuring.step_parts import Parts
 from p3kv.worker.measuring.step_times import StepTimes
 from p3kv.worker.transfers import WorkerKey
@@ -46,6 +47,10 @@ class Held:
         self.credit_bytes = size_bytes
 
 
+def _egress(servers: Dict[int, Connection]) -> Egress:
+    return Egress(0, servers, [], cast(Loop, SimpleNamespace(pace=Pace())))
+
+
 class Tuned:
     """A worker's tuning without servers, and what it says."""
 
@@ -58,10 +63,10 @@ class Tuned:
         self.measured: List[Measured] = []
         self.held = {server: Held() for server in range(servers)}
         held = cast(Dict[int, Connection], self.held)
-        self.departures = Departures(held, Pace())
+        self.egress = _egress(held)
         self.tuning = Tuning(
             0, held, self.sizes, Settings(**settings), WINDOW, self.drain, self.times,
-            self.departures, self.measured.append,
+            self.egress, self.measured.append,
         )  # fmt: skip
         if first_elems is not None:
             self.tuning.announce(INITIAL_ROUND, SliceSizes(first_elems))
@@ -174,7 +179,7 @@ def test_servers_share_the_credit_by_what_they_keep() -> None:
     servers = cast(Dict[int, Connection], held)
     tuning = Tuning(
         0, servers, SliceSizesByRound(), Settings(), WINDOW, Drain(), StepTimes(),
-        Departures(servers, Pace()), lambda measured: None,
+        _egress(servers), lambda measured: None,
     )  # fmt: skip
     tuning.announce(INITIAL_ROUND, SliceSizes(100_000))
     equal = held[0].credit_bytes
@@ -209,7 +214,7 @@ def test_a_tiny_dense_key_beside_rows_takes_no_server_s_credit() -> None:
             job.finish()
         credits = [connection.credit_bytes for connection in worker.servers.values()]
         assert credits == pytest.approx([equal, equal], rel=0.01)
-        assert not worker.data_plane.tuning._departures.pays
+        assert not worker.data_plane.tuning._egress.turns_pay
 
 
 @pytest.mark.alone
@@ -237,13 +242,13 @@ def test_gradients_leave_in_turn_where_servers_keep_unequal_parts_and_steps_most
     tuned = Tuned(servers=2, **settings)
     tuned.tuning.note_kept({0: 1000, 1: 950})
     tuned.rounds(10, 10 * MB, waiting=0.8)
-    assert not tuned.departures.pays
+    assert not tuned.egress.turns_pay
     tuned.tuning.note_kept({1: 1000})
     tuned.rounds(1, 10 * MB, waiting=0.8)
-    assert tuned.departures.pays
+    assert tuned.egress.turns_pay
     for waiting, pays in ((0.45, True), (0.3, False), (0.45, False), (0.6, True)):
         tuned.rounds(5, 10 * MB, waiting=waiting)
-        assert tuned.departures.pays == pays
+        assert tuned.egress.turns_pay == pays
 
 
 @pytest.mark.alone

@@ -56,8 +56,8 @@ from p3kv.wire.rows import (
 )
 from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.wire.spans import trace_departure, traced_arrival
+from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
-from p3kv.worker.gates import Gates
 from p3kv.worker.transfers import Ask, Done, SummedRoute, Transfer, WorkerKey
 
 OnRows = Callable[[np.ndarray], None]
@@ -196,14 +196,14 @@ class RowsRoute(SummedRoute):
         self,
         rank: int,
         servers: Mapping[int, Connection],
-        gates: Gates,
+        egress: Egress,
         exchange: Exchange,
         sizes: SliceSizesByRound,
         tracer: Tracer,
     ) -> None:
         self._rank = rank
         self._servers = servers
-        self._gates = gates
+        self._egress = egress
         self._exchange = exchange
         self._counts = exchange.counts
         self._sizes = sizes
@@ -239,7 +239,7 @@ class RowsRoute(SummedRoute):
                 queued.append((run.server, frame))
         transfer.missing_frames = len(queued)
         for server, frame in queued:
-            self._gates.push(server, transfer.gate_step, frame)
+            self._egress.push(server, transfer.gate_step, frame)
         self._counts["slices_sent"] += len(queued)
 
     def _say_no_gradient(self, transfer: RowsPush) -> None:
@@ -262,7 +262,7 @@ class RowsRoute(SummedRoute):
 
     def send_empty(self, transfer: Transfer, piece: Slice, flags: int, workers: int = 0) -> None:
         frame = self._frame(transfer, 1, flags, workers)
-        self._gates.push(piece.server, transfer.gate_step, frame)
+        self._egress.push(piece.server, transfer.gate_step, frame)
 
     def send_sum(
         self,
@@ -287,7 +287,7 @@ class RowsRoute(SummedRoute):
                 self._payload_of_sum, transfer, numbers[some], parts, encodes, as_packed, last
             )
             trace_departure(self._tracer, frame, piece.server)
-            self._gates.push(piece.server, transfer.gate_step, frame)
+            self._egress.push(piece.server, transfer.gate_step, frame)
         self._counts["slices_sent"] += len(cut)
 
     def _cut(self, transfer: Transfer, rows: int) -> Sequence[slice]:

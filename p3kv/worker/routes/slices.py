@@ -28,8 +28,8 @@ from p3kv.wire.header import (
 from p3kv.wire.queue import urgency
 from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
 from p3kv.wire.spans import trace_departure, traced_arrival
+from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
-from p3kv.worker.gates import Gates
 from p3kv.worker.transfers import SummedRoute, Transfer, WorkerKey
 
 
@@ -41,14 +41,14 @@ class SliceRoute(SummedRoute):
         self,
         rank: int,
         servers: Mapping[int, Connection],
-        gates: Gates,
+        egress: Egress,
         exchange: Exchange,
         sizes: SliceSizesByRound,
         tracer: Tracer,
     ) -> None:
         self._rank = rank
         self._servers = servers
-        self._gates = gates
+        self._egress = egress
         self._exchange = exchange
         self._sizes = sizes
         self._tracer = tracer
@@ -162,7 +162,7 @@ class SliceRoute(SummedRoute):
             self._exchange.counts["slices_sent"] += 1
             if self._tracer.enabled:
                 trace_departure(self._tracer, frame, piece.server)
-        self._gates.push(piece.server, transfer.step if key.is_gated else 0, frame)
+        self._egress.push(piece.server, transfer.step if key.is_gated else 0, frame)
 
     @staticmethod
     def _has_value(transfer: Transfer, flags: int) -> int:

@@ -9,9 +9,11 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame, FrameWriter
 from p3kv.wire.header import Kind
+from p3kv.wire.loop import Loop
 from p3kv.wire.pace import Pace
-from p3kv.worker.departures import Departures
+from p3kv.worker.egress import Egress
 
+PASS_BYTES = 1000
 BACKWARD = (1, 2, 3, 4)
 """Urgencies of gradients, in the order in which they become ready: the last layer's first."""
 
@@ -21,13 +23,19 @@ class Sent:
 
     def __init__(self, pays: bool) -> None:
         self.writer = FrameWriter()
-        servers = {0: SimpleNamespace(writer=self.writer)}
-        self.departures = Departures(cast(Dict[int, Connection], servers), Pace())
-        self.departures.pays = pays
+        servers = cast(Dict[int, Connection], {0: SimpleNamespace(writer=self.writer)})
+        self.egress = Egress(0, servers, [], cast(Loop, SimpleNamespace(pace=Pace())))
+        self.egress.turns_pay = pays
+        self.egress.begin(0, PASS_BYTES)
+        self._step, self._begun_bytes = 1, 0
         self._left: List[int] = []
 
     def ready(self, urgency: int, last: bool = False, in_turn: bool = True) -> None:
-        self.departures.begin(last)
+        size_bytes = PASS_BYTES - self._begun_bytes if last else 1
+        self.egress.begin(self._step, size_bytes)
+        self._begun_bytes += size_bytes
+        if last:
+            self._step, self._begun_bytes = self._step + 1, 0
         self.writer.push(Frame(
             urgency, Header(Kind.ACK, 0), on_sent=lambda: self._left.append(urgency),
             in_turn=in_turn,
@@ -71,6 +79,6 @@ def test_what_is_left_when_the_pass_is_over_goes_by_urgency_in_every_step() -> N
         assert sent.left() == [4, 3, 1]
     sent.ready(1)
     sent.ready(2)
-    sent.departures.pays = False
+    sent.egress.turns_pay = False
     sent.ready(3)
     assert sent.left() == [3, 2, 1]

@@ -1,14 +1,15 @@
-"""Gates: next gradients wait while old values are on their way over the same link."""
+"""Which gradients may leave now, and in which order: gates, and turns."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Collection, Dict, List, Mapping
+from typing import Collection, Dict, List, Mapping
 
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import StepHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import URGENT, Kind
+from p3kv.wire.loop import Loop
 
 _LONGEST_S = 1.0
 _LEAST_BYTES = 1 << 20
@@ -16,18 +17,18 @@ _LEAST_BYTES = 1 << 20
 arrived makes two hops and takes about as long as the values."""
 
 
-class Gates:
-    """Holds gradients of a step back from a server while the worker on its host waits for values.
+class Egress:
+    """Queues gradients for the servers as soon as they may leave. Belongs to the worker's thread.
 
-    Gradients for the server and values for the worker arrive over the same link. That worker is the
-    straggler, and no gradient of the step can be used before the straggler has pushed its own. Sent
-    earlier, gradients only take bandwidth from the values that all workers wait for, in this step
-    and again in the next.
+    Gates: gradients of a step for a server wait while the worker on the server's host waits for
+    values of older steps. Both arrive over one link, and no gradient of the step can be used before
+    that worker, the straggler, has pushed its own. A worker tells the servers of its host from
+    which step on it waits for no older values (OPEN), and these tell all workers. The gate of a
+    server without a worker on its host is open, and one that stays closed for a second opens.
 
-    A worker tells the servers on its own host from which step on it waits for no older values, and
-    these servers tell all workers. The gate of a server without a worker on its host is always
-    open, and so are all gates after a step with few values. A gate that stays closed for a second
-    opens by itself. Belongs to the worker's thread.
+    Turns: where that pays, gradients leave in the order in which they become ready until the
+    backward pass is over, which is the same order on all workers; what is left then goes by
+    urgency. Connections are kept in step meanwhile (`wire/pace.py`).
     """
 
     def __init__(
@@ -35,31 +36,48 @@ class Gates:
         rank: int,
         servers: Mapping[int, Connection],
         local_servers: Collection[int],
-        call_later: Callable[[float, Callable[[], None]], None],
+        loop: Loop,
     ) -> None:
         """`local_servers`: ranks of the servers on this host, which this worker reaches without a
         link."""
         self._rank = rank
         self._servers = servers
         self._local_servers = local_servers
-        self._call_later = call_later
+        self._loop = loop
         self._step = self._told = 0
         self._size_bytes = 0
         self._before_bytes = 0
         """Bytes of the transfers that began in this step, and in the step before."""
         self._open: Dict[int, int] = {}
+        """By server, the last step for which its gate is open, as far as it has said so."""
         self._held: Dict[int, Dict[int, List[Frame]]] = {}
         """Frames by server and step."""
+        self._turns_pay = loop.pace.keeps
+        self._in_turn = False
 
-    def begin(self, step: int, size_bytes: int) -> bool:
-        """Counts a transfer of a step, before it is sent; whether as many bytes have begun as in
-        the step before."""
+    @property
+    def turns_pay(self) -> bool:
+        """Whether gradients should leave in turn, from the next transfer on, and connections be
+        kept in step."""
+        return self._turns_pay
+
+    @turns_pay.setter
+    def turns_pay(self, pay: bool) -> None:
+        self._turns_pay = self._loop.pace.keeps = pay
+
+    def begin(self, step: int, size_bytes: int) -> None:
+        """Counts a transfer of a step, before it is sent. The step's last transfer has begun when
+        as many bytes have as in the step before."""
         if step > self._step:
             self._step = step
             self._before_bytes, self._size_bytes = self._size_bytes, 0
             self._tell(step, self._before_bytes)
         self._size_bytes += size_bytes
-        return self._size_bytes >= self._before_bytes
+        in_turn = self._turns_pay and self._size_bytes < self._before_bytes
+        if in_turn != self._in_turn:
+            self._in_turn = in_turn
+            for connection in self._servers.values():
+                connection.writer.take_turns(in_turn)
 
     def values_complete(self) -> None:
         """Announces that this worker waits for no values now, if all of the step have begun."""
@@ -78,7 +96,7 @@ class Gates:
         held = self._held.setdefault(server, {})
         if step not in held:
             held[step] = []
-            self._call_later(_LONGEST_S, partial(self.open, server, step))
+            self._loop.call_later(_LONGEST_S, partial(self.open, server, step))
         held[step].append(frame)
 
     def push_last(self, server: int, frame: Frame) -> None:
