@@ -202,7 +202,7 @@ class Worker:
     def may_leave(self) -> bool:
         """Whether all that the script has called is done."""
         waits = self.calls or self.under_way or self.data_plane.global_norms._waiting
-        waits = waits or self.exchange.ahead.travels or self.data_plane.host_sums.needed
+        waits = waits or self.exchange.travels or self.data_plane.host_sums.needed
         return not waits and not self.left
 
     def leave(self) -> None:

@@ -48,7 +48,7 @@ from p3kv.worker.silences import LOOK_EVERY_S, Silences
 from p3kv.worker.stalls import StallWarnings
 from p3kv.worker.state_requests import StateRequests
 from p3kv.worker.steps import WorkerSteps
-from p3kv.worker.transfers import WorkerKey
+from p3kv.worker.transfers import Channel, WorkerKey
 from p3kv.worker.tuning import Tuning
 
 _log = logging.getLogger(__name__)
@@ -113,9 +113,8 @@ class DataPlane:
         self.checkpoints = Checkpoints(place, settings, self.keys, loop, self.tell, wait)
         self.steps = WorkerSteps(rank, self.servers, self.checkpoints, self.tuning)
         self.exchange = Exchange(
-            self._egress, self.steps, self.times, self.checkpoints, tracer,
-            settings.priorities, self.consistency.window,
-        )  # fmt: skip
+            self.keys, self._egress, self.steps, self.times, tracer, settings.priorities
+        )
         self.slices = SliceRoute(rank, self.servers, self._egress, self.exchange, sizes, tracer)
         self.rows = RowsRoute(rank, self.servers, self._egress, self.exchange, sizes, tracer)
         self.host_sums = HostSums(
@@ -180,6 +179,7 @@ class DataPlane:
 
         Every worker does so: its slices may arrive before another worker's message.
         """
+        key.channel = Channel(key, self.consistency.window)
         self.keys[key.key_id] = key
         key.direct = self.rows if key.touched_only else self.slices
         key.route = self.host_sums if self.host_sums.takes(key) else key.direct

@@ -8,7 +8,6 @@ import sys
 import sysconfig
 import threading
 import time
-from itertools import islice
 from types import FrameType
 from typing import Collection, List, Mapping, Optional, Sequence, Tuple
 
@@ -96,7 +95,7 @@ class Script:
         awaits: List[Tuple[int, int]] = []
         called = ""
         if wait and exchange is not None:
-            transfers = list(islice(exchange.awaited(), MAX_AWAITED))
+            transfers = exchange.awaited()[:MAX_AWAITED]
             awaits = [(one.key.key_id, one.round) for one in transfers]
             if transfers:
                 first = transfers[0]

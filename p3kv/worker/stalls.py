@@ -66,7 +66,7 @@ class StallWarnings:
         """Warns of what the script has come to wait for."""
         for key_id, (stalled, at_s) in list(self._not_awaited.items()):
             key = self._keys[key_id]
-            pushed = key.begun >= stalled.round
+            pushed = key.channel.begun >= stalled.round
             if pushed and self._exchange.update(key_id, stalled.round) is None:
                 del self._not_awaited[key_id]  # the value has come
                 continue

@@ -34,7 +34,7 @@ class WorkerSteps:
     ) -> None:
         self._rank = rank
         self._servers = servers
-        self._checkpoints = checkpoints
+        self.checkpoints = checkpoints
         self._tuning = tuning
         self._stores = [StoreSteps()]
         self._newest = self._newest_own = 0
@@ -88,7 +88,7 @@ class WorkerSteps:
         if step <= self._begun[own]:
             return
         if not own:
-            self._checkpoints.begin_step(step)
+            self.checkpoints.begin_step(step)
         self._begun[own] = step
         for steps in self._stores:
             steps.forget()

@@ -10,7 +10,7 @@ from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Se
 
 import numpy as np
 
-from p3kv.codecs import GRADIENTS, VALUES, Encoder, Identity, codec_features, make_codecs, norm
+from p3kv.codecs import GRADIENTS, VALUES, Encoder, Identity, codec_features, make_codecs
 from p3kv.codecs.zero_rows import LEAST_BYTES, ZeroRows
 from p3kv.common.combinations import Feature, has_effect
 from p3kv.common.tracing import UNKNOWN, Span, now_ns
@@ -119,24 +119,24 @@ class WorkerKey:
         """The last round that this worker has pushed."""
         self.exact_round = INITIAL_ROUND
         """The last of these rounds whose value travels as it is, since a checkpoint may follow."""
-        self.begun = INITIAL_ROUND
-        """The same, for the worker's thread."""
+        self.channel: Channel
+        """Its rounds in the worker's thread, once that knows the key."""
         self.goes_on = False
         """Whether this worker trains by itself, and goes on after a push until the value is due."""
         self.due: Tuple[int, float] = (INITIAL_ROUND, 0.0)
         """The last round whose value is due then, and since when, on the monotonic clock."""
-        self.sent = INITIAL_ROUND
-        """The last of these rounds whose push the window has admitted; for the worker's thread."""
         self._pushes = 0
         self._asks: List[Ask] = []
         self._slices: Dict[int, Tuple[Slice, ...]] = {}
         self.generation = -1
         self.pieces: Tuple[Slice, ...] = ()
         """The generation of slice sizes that was asked for last, and the key's slices in it."""
-        self.is_gated = not (consistency.own_rounds or consistency.local)
+        self.trains_locally = consistency.local is not None
+        """Whether workers train by themselves, and do not wait for the values of one step before
+        they push in the next."""
+        self.is_gated = not (self.own_rounds or self.trains_locally)
         """Whether gates hold pushes back; they count steps that workers share, and nobody waits for
-        gradients of an own step. Nor do workers that train by themselves wait for the values of one
-        step before they push in the next."""
+        gradients of an own step."""
 
     def keep_memory(self) -> None:
         """Has checkpoints have what the encoder remembers; before the first push. Raises
@@ -275,9 +275,10 @@ class Transfer:
     """
 
     __slots__ = (
-        "_kept", "_landed", "_memory", "asks", "behind", "changes", "done", "exact", "has_gradient",
-        "has_value", "is_exchanged", "key", "lacking", "missing_elems", "norm", "on_slice",
-        "priority", "ready_s", "round", "route", "size_bytes", "source", "step", "takes", "target",
+        "_kept", "_landed", "_memory", "asks", "behind", "changes", "done", "ending", "exact",
+        "has_gradient", "has_value", "is_exchanged", "key", "lacking", "missing_elems", "norm",
+        "on_slice", "priority", "ready_s", "round", "route", "size_bytes", "source", "step",
+        "takes", "target",
     )  # fmt: skip
 
     def __init__(
@@ -337,6 +338,8 @@ class Transfer:
         self.behind = 0
         """Where rounds are each worker's own: the most rounds that a slice of its value lacks of
         another worker."""
+        self.ending: Set[int] = set()
+        """Of a push without a target: the servers that have not said that its round has ended."""
         self.norm = 0.0
         """Norm of the gradient, where the key's codec needs it."""
         self.route: Route
@@ -378,12 +381,6 @@ class Transfer:
         if self.changes is not None and not self.changes.done():
             self.changes.set_exception(error)
 
-    def tell(self, changes: bool) -> None:
-        """Tells a push without a gradient, when its round has ended, whether another worker had
-        one."""
-        if self.changes is not None:
-            self.changes.set_result(changes)
-
     @property
     def awaited_since_s(self) -> Optional[float]:
         """Since when this worker's script waits for the value, or may do, on the monotonic clock;
@@ -411,11 +408,10 @@ class Transfer:
         """Whether a slice has not begun to arrive in the target."""
         return self._landed is None or piece.offset not in self._landed
 
-    def norm_of_source(self) -> float:
-        """Euclidean norm of all elements of the source."""
+    def elements(self) -> np.ndarray:
+        """All elements of the source."""
         assert self.source is not None
-        memory = memory_at(self.source, self.size_bytes)
-        return norm(np.frombuffer(memory, self.key.numpy_dtype))
+        return np.frombuffer(memory_at(self.source, self.size_bytes), self.key.numpy_dtype)
 
     def span(self, kind: str) -> Span:
         """What a trace has of the transfer now."""
@@ -432,6 +428,229 @@ class Transfer:
             whole = self._memory[array] = _memoryview(array, self.key.size_bytes, _WRITABLE)
         item_bytes = self.key.item_bytes
         return whole[piece.offset * item_bytes : (piece.offset + piece.length) * item_bytes]
+
+
+class Channel:
+    """A key's rounds in the worker's thread: which are in flight, and what waits. It sends nothing.
+
+    A transfer of a round waits until the one `window` rounds before has ended on all servers. This
+    is the back-pressure on a worker that is ahead: a transfer that waits is an operation of the
+    framework that is not complete, so what depends on it waits, too, and servers keep few rounds.
+    Rounds of a slice end in order, so one number says which have ended. Until a first one has, no
+    more are open than the job's rule admits, though the key's own may have a wider window. Changing
+    the slice size relies on this (`worker/tuning.py`), and so do pulls: a server that receives a
+    pull for a round knows the slice size of that round.
+
+    A push also waits for the pulls that were called before it. They may begin later, when their
+    arrays are ready, and a server answers with the newest value that it has: without an optimizer,
+    the sum of the push's round in place of an initial value.
+    """
+
+    __slots__ = (
+        "_deferred", "_window", "admitted", "begun", "early", "ended", "in_flight", "key",
+        "relayed", "sent", "snapshots", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, key: WorkerKey, window: int) -> None:
+        """`window`: how many rounds of a key may be open by the job's rule."""
+        self.key = key
+        self.begun = INITIAL_ROUND
+        """The last round whose push has begun; they begin in order."""
+        self.sent = INITIAL_ROUND
+        """The last of these whose push the window has admitted."""
+        self.ended = INITIAL_ROUND
+        """The last round that has ended on all servers."""
+        self._window = key.consistency.window
+        self.admitted = INITIAL_ROUND + min(window, self._window)
+        """The last round that the window admits."""
+        self.early: Dict[int, Transfer] = {}
+        """Pushes by round, of which an earlier one has not begun."""
+        self.waiting: List[Transfer] = []
+        """What has begun and may not be sent yet."""
+        self.in_flight: Dict[int, Transfer] = {}
+        """Pushes that were sent, by round, until the round has ended on all servers."""
+        self.relayed: Dict[int, Transfer] = {}
+        """By round, values that come for neighbours alone."""
+        self._deferred: Optional[np.ndarray] = None
+        """The sum of gradients that were not exchanged, which the next push brings along."""
+        self.snapshots: Optional[Snapshots] = None
+        """Values beside the weight, by a rule that lets workers go on with one of an earlier
+        round."""
+
+    def admits(self, transfer: Transfer) -> bool:
+        """Whether a transfer may be sent now."""
+        if transfer.round > self.admitted:
+            return False
+        return transfer.source is None or all(ask.answered for ask in transfer.asks)
+
+    def take_admitted(self) -> List[Transfer]:
+        """What has waited and may be sent now, by round."""
+        free = [one for one in self.waiting if self.admits(one)]
+        if free:
+            self.waiting = [one for one in self.waiting if one not in free]
+            free.sort(key=lambda one: one.round)
+        return free
+
+    def end(self, round: int) -> None:
+        """A round has ended on all servers."""
+        self.in_flight.pop(round, None)
+        self.ended = max(round, self.ended)
+        self.admitted = self.ended + self._window
+
+    def defer(self, push: Transfer) -> None:
+        """Adds up a gradient that is not exchanged, which is needed no more then."""
+        if self.key.size_elems:
+            if self._deferred is None:
+                self._deferred = push.elements().astype(self.key.sum_dtype)
+            else:
+                np.add(self._deferred, push.elements(), out=self._deferred)
+        push.done(None)
+
+    def join_deferred(self, push: Transfer) -> None:
+        """Has a push bring along what was added up, also where it has no gradient itself."""
+        total, self._deferred = self._deferred, None
+        if total is not None:
+            if push.has_gradient:
+                np.add(total, push.elements(), out=total)
+            with np.errstate(over="ignore"):
+                push.replace_source(total.astype(self.key.numpy_dtype, copy=False))
+
+    @property
+    def expecting(self) -> List[Transfer]:
+        """Transfers that expect the results of a round."""
+        pushes = [one for one in self.in_flight.values() if one.target is not None]
+        return pushes + list(self.relayed.values())
+
+    def expects(self, round: int) -> Optional[Transfer]:
+        """The transfer that expects the results of a round."""
+        push = self.in_flight.get(round)
+        if push is not None and push.target is not None:
+            return push
+        return self.relayed.get(round)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way but pulls, and all rounds have ended that the script has
+        called."""
+        busy = self.waiting or self.early or self.in_flight or self.relayed
+        return not busy and self.ended >= self.key.round
+
+    def fail(self, error: BaseException) -> None:
+        """Ends all of its transfers with an error."""
+        in_flight = list(self.in_flight.values())
+        ending = [*self.relayed.values(), *self.waiting, *self.early.values()]
+        for kept in (self.in_flight, self.relayed, self.waiting, self.early):
+            kept.clear()
+        for push in in_flight:
+            if push.target is None and not push.missing_elems:
+                push.round_failed(error)  # it is done
+            else:
+                push.fail(error)
+        for transfer in ending:
+            transfer.fail(error)
+
+
+class Snapshots:
+    """Values of a key with which the worker goes on, by a rule that lets it go ahead of them.
+
+    In place of each push another one travels, with a copy of the gradient, and with memory beside
+    the weight for the value. So the script's own arrays wait for nothing on the wire, not even for
+    a gradient to leave. The weight gets the value of exactly the round that the rule names, as soon
+    as it is there.
+    """
+
+    def __init__(self, channel: Channel, counts: Counts) -> None:
+        self._channel = channel
+        self._key = channel.key
+        self._counts = counts
+        self._values: Dict[int, Optional[np.ndarray]] = {}
+        """By round; None where the value is still to come."""
+        self._waiting: List[Transfer] = []
+        """The script's pushes whose value is not there yet."""
+        self.in_flight = 0
+        """How many pushes travel in the place of others."""
+
+    def split(self, push: Transfer) -> Transfer:
+        """Returns the push that is to travel in the place of another, which may be done at once."""
+        assert push.takes is not None
+        push.takes = max(push.takes, INITIAL_ROUND)
+        if push.takes != INITIAL_ROUND and push.takes not in self._values:
+            push.takes = push.round  # the script has not asked for that round's value
+        travels = self._copy(push)
+        self._values[push.round] = None
+        self._waiting.append(push)
+        self._go_on()
+        return travels
+
+    def _copy(self, push: Transfer) -> Transfer:
+        value = np.empty(self._key.size_bytes, np.uint8)
+        gradient, source = None, 0
+        if push.has_gradient:
+            gradient = push.elements().copy()
+            source = gradient.ctypes.data
+
+        def done(error: Optional[BaseException]) -> None:
+            self._done(push.round, value, error)
+            assert gradient is None or len(gradient)  # which is kept until now
+
+        travels = Transfer(
+            self._key, push.round, push.step, push.priority, source, value.ctypes.data, done,
+            push.asks, push.changes, exact=push.exact,
+        )  # fmt: skip
+        travels.ready_s = push.ready_s
+        self.in_flight += 1
+        return travels
+
+    def _done(self, round: int, value: np.ndarray, error: Optional[BaseException]) -> None:
+        self.in_flight -= 1
+        if error is None:
+            self._values[round] = value
+            self._go_on()
+            return
+        waiting, self._waiting = self._waiting, []
+        for push in waiting:
+            push.done(error)
+
+    def _go_on(self) -> None:
+        """Ends the pushes whose value is there, and forgets values that none needs any more."""
+        going = [one for one in self._waiting if self._is_there(_taken(one))]
+        self._waiting = [one for one in self._waiting if one not in going]
+        for push in going:
+            if _taken(push) != INITIAL_ROUND:
+                value, target = self._values[_taken(push)], push.target
+                assert value is not None and target is not None
+                memory_at(target, self._key.size_bytes)[:] = value.data
+        needed = self._key.consistency.needs(self._channel.begun + 1)
+        needed = min([needed, *map(_taken, self._waiting)])
+        self._values = {r: value for r, value in self._values.items() if r >= needed}
+        for push in going:
+            self._counts.note_staleness(push.round - _taken(push))
+            push.done(None)
+
+    def _is_there(self, round: int) -> bool:
+        return round == INITIAL_ROUND or self._values[round] is not None
+
+
+def _taken(push: Transfer) -> int:
+    assert push.takes is not None
+    return push.takes
+
+
+class Counts(Dict[str, int]):
+    """What a worker has sent and received; any thread may read it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            bytes_sent=0, bytes_received=0, slices_sent=0, slices_received=0, stale_values=0,
+            stale_rounds=0, most_stale_rounds=0,
+        )  # fmt: skip
+
+    def note_staleness(self, rounds: int) -> None:
+        """The worker goes on, by a rule other than the default, with a value of a whole key that
+        lacks so many rounds."""
+        self["stale_values"] += 1
+        self["stale_rounds"] += rounds
+        self["most_stale_rounds"] = max(self["most_stale_rounds"], rounds)
 
 
 def memory_at(address: int, size_bytes: int) -> memoryview:

@@ -257,7 +257,7 @@ class Worker:
         if self.started and self.usable:
             self.script_ends()
             with suppress(P3Error):
-                self._ask(self._joined.exchange.ahead.finish).result()
+                self._ask(self._joined.exchange.finish).result()
                 # Servers wait for what this worker says of the last steps' norms.
                 self._ask(self._joined.global_norms.finish).result()
                 # And neighbours for what this worker carries.

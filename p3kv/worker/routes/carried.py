@@ -33,6 +33,20 @@ class _Part(NamedTuple):
     nothing more."""
 
 
+class _Sum:
+    """A sum of a slice or run, of which something is there, or whose value neighbours want."""
+
+    __slots__ = ("came", "part", "wanting")
+
+    def __init__(self) -> None:
+        self.part: Optional[_Part] = None
+        """This worker's, until the sum is sent."""
+        self.came: Dict[int, SummandHeader] = {}
+        """By neighbour, the parts that are there."""
+        self.wanting: Optional[List[int]] = None
+        """The neighbours that want the value; None while nobody wants it."""
+
+
 class Carried:
     """Sends a sum as soon as the parts of all that add to it are there.
 
@@ -53,28 +67,23 @@ class Carried:
         self._memory = memory
         self._exchange = exchange
         self._on_passed = on_passed
-        self._parts: Dict[_Place, _Part] = {}
-        self._came: Dict[_Place, Dict[int, SummandHeader]] = {}
-        """By neighbour, the parts of a sum that are there."""
-        self._wanting: Dict[_Place, List[int]] = {}
-        """The neighbours that want the value of a slice."""
-        self._for_others: Dict[int, int] = {}
-        """By key, the newest round whose values come only for neighbours."""
+        self._sums: Dict[_Place, _Sum] = {}
         self._passing = 0
-        """How many of these rounds have values that are still to come."""
+        """How many rounds have values to come that only neighbours want."""
 
     def join(self, transfer: Transfer, piece: Slice) -> None:
         """Adds this worker's own part."""
         place, wants = _place(transfer, piece), wants_result(transfer)
+        one = self._sums.setdefault(place, _Sum())
         # A sum says at the same time what its sender wants, unless another one wants more.
-        counted = not self._all_came(place) or (not wants and place in self._wanting)
+        counted = not self._all_came(place, one) or (not wants and one.wanting is not None)
         if counted:
             transfer.key.direct.send_empty(transfer, piece, IN_HOST_SUM | wants)
         gradient = None
         if transfer.has_gradient:
             gradient = transfer.key.direct.gradient(transfer, piece)
-        self._parts[place] = _Part(transfer, piece, counted, gradient)
-        self._send_if_complete(place)
+        one.part = _Part(transfer, piece, counted, gradient)
+        self._send_if_complete(place, one)
 
     def take_over(self, transfer: Transfer, piece: Slice, rows: int) -> None:
         """Adds what this worker has handed in to one that has left: it is in its memory, and the
@@ -84,34 +93,37 @@ class Carried:
             gradient = self._memory.own_part(transfer.key, piece, rows)
             if not transfer.key.touched_only:
                 gradient = gradient.copy()  # the sum takes its place
-        self._parts[_place(transfer, piece)] = _Part(transfer, piece, True, gradient, True)
+        one = self._sums.setdefault(_place(transfer, piece), _Sum())
+        one.part = _Part(transfer, piece, True, gradient, True)
 
     def add(self, rank: int, header: SummandHeader) -> None:
         """Adds a neighbour's part; ProtocolError for one that can't be right."""
         place = (header.key, header.round, header.slice)
-        came = self._came.setdefault(place, {})
-        if rank in came or header.round <= INITIAL_ROUND:
+        one = self._sums.setdefault(place, _Sum())
+        if rank in one.came or header.round <= INITIAL_ROUND:
             raise ProtocolError(f"it has given slice {header.slice} of key {header.key} twice")
-        came[rank] = header
+        one.came[rank] = header
         if header.flags & WANTS_RESULT:
-            self._wanting.setdefault(place, []).append(rank)
-        self._send_if_complete(place)
+            one.wanting = [*(one.wanting or ()), rank]
+        self._send_if_complete(place, one)
 
     def send_complete(self) -> None:
         """Sends the sums that need not wait any more, now that a neighbour has left."""
-        for place in list(self._parts):
-            self._send_if_complete(place)
+        for place, one in list(self._sums.items()):
+            self._send_if_complete(place, one)
 
     def take_wanting(self, transfer: Transfer, piece: Slice) -> List[int]:
         """The neighbours that want a value that has come; ProtocolError if this worker has not
         asked for it."""
-        wanting = self._wanting.pop(_place(transfer, piece), None)
-        if wanting is None:
+        place = _place(transfer, piece)
+        one = self._sums.get(place)
+        if one is None or one.wanting is None:
             raise ProtocolError(
                 f"it sent the value of slice {piece.index} of {transfer.key.called}, for which "
                 "another worker of this host has asked"
             )
-        return wanting
+        del self._sums[place]
+        return one.wanting
 
     def read(self, transfer: Transfer, piece: Slice) -> None:
         """A slice of the gradient is needed no more."""
@@ -125,18 +137,18 @@ class Carried:
 
     def clear(self) -> None:
         """The job has failed: sends nothing any more."""
-        self._parts.clear()
+        self._sums.clear()
 
-    def _all_came(self, place: _Place) -> bool:
+    def _all_came(self, place: _Place, one: _Sum) -> bool:
         """Whether the neighbours' parts of a sum are there."""
         key_id, round_, _ = place
-        return len(self._came.get(place, ())) == len(self._carriers.adding(key_id, round_)) - 1
+        return len(one.came) == len(self._carriers.adding(key_id, round_)) - 1
 
-    def _send_if_complete(self, place: _Place) -> None:
-        if place not in self._parts or not self._all_came(place):
+    def _send_if_complete(self, place: _Place, one: _Sum) -> None:
+        part, came = one.part, one.came
+        if part is None or not self._all_came(place, one):
             return
-        came = self._came.pop(place, {})
-        part = self._parts.pop(place)
+        one.part, one.came = None, {}
         transfer, piece = part.transfer, part.piece
         summands = {rank: header for rank, header in came.items() if not header.flags & NO_GRADIENT}
         parts = {
@@ -150,9 +162,11 @@ class Carried:
         transfer.lacking = reduce(and_, lacking) if lacking else 0
         workers = len(came) + 1
         flags = CARRIES | (0 if part.counted else IN_HOST_SUM)
-        if transfer.target is not None or place in self._wanting:
+        if transfer.target is None and one.wanting is None:
+            del self._sums[place]
+        else:
             flags |= WANTS_RESULT
-            self._wanting.setdefault(place, [])
+            one.wanting = one.wanting or []
             if transfer.target is None:
                 self._receive_for_others(transfer)
         if parts:
@@ -173,9 +187,8 @@ class Carried:
     def _receive_for_others(self, transfer: Transfer) -> None:
         """Has the values arrive in the shared memory of which only neighbours want any."""
         key = transfer.key
-        if self._for_others.get(key.key_id) == transfer.round:
+        if transfer.round in key.channel.relayed:
             return
-        self._for_others[key.key_id] = transfer.round
         values = Transfer(
             key, transfer.round, transfer.step, transfer.priority, None,
             self._memory.own_values(key).ctypes.data, self._passed,
@@ -187,7 +200,7 @@ class Carried:
             if self._carriers.carrier(key, piece, transfer.round) == self._rank
         )
         self._passing += 1
-        self._exchange.add_update(values)
+        self._exchange.relay(values)
 
     def _passed(self, error: Optional[BaseException]) -> None:
         self._passing -= 1

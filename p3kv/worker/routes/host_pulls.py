@@ -82,10 +82,6 @@ class HostPulls:
         self._rows = rows
         self._exchange = exchange
         self._on_passed = on_passed
-        self._keys: Dict[int, WorkerKey] = {}
-        """Those for which this worker has asked, or that have ended a round."""
-        self._ended: Dict[int, int] = {}
-        """By key, the last round that has ended."""
         self._wishes: Dict[_Place, List[_Wish]] = {}
         """What this worker has not asked for yet."""
         self._passing = 0
@@ -95,7 +91,7 @@ class HostPulls:
 
     def ask(self, pull: RowsPull) -> None:
         """Asks for rows of a round that has not ended."""
-        key = self._keys[pull.key.key_id] = pull.key
+        key = pull.key
         runs = list(runs_of(key))
         wanted = [self._rows.expect(pull, run) for run in runs]
         if not pull.arriving:
@@ -118,9 +114,7 @@ class HostPulls:
 
     def round_ended(self, push: Transfer) -> None:
         """Asks for what is wanted of the round: nobody need be waited for any more."""
-        key_id, round_ = push.key.key_id, push.round
-        self._keys[key_id], self._ended[key_id] = push.key, round_
-        for place in [one for one in self._wishes if one[:2] == (key_id, round_)]:
+        for place in [one for one in self._wishes if one[:2] == (push.key.key_id, push.round)]:
             self._request(place, self._wishes.pop(place))
 
     def missing(self, pull: RowsPull) -> Set[int]:
@@ -179,7 +173,8 @@ class HostPulls:
             return
         header = wish.header
         place = header.key, header.round, header.slice
-        if header.round <= self._ended.get(header.key, INITIAL_ROUND):
+        key = self._exchange.keys.get(header.key)
+        if header.round <= (INITIAL_ROUND if key is None else key.channel.ended):
             self._request(place, [wish])
             return
         wishes = self._wishes.setdefault(place, [])
@@ -190,7 +185,7 @@ class HostPulls:
 
     def _request(self, place: _Place, wishes: Sequence[_Wish]) -> None:
         """Asks the server for what some workers want, each of the same rows once."""
-        key = self._keys[place[0]]
+        key = self._exchange.keys[place[0]]
         runs = list(runs_of(key))
         if place[2] >= len(runs):
             raise ProtocolError(f"a neighbour asks for rows of run {place[2]} of {key.called}")

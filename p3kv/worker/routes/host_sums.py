@@ -14,9 +14,7 @@ from typing import (
     Callable,
     Dict,
     Mapping,
-    NamedTuple,
     Optional,
-    Sequence,
     Set,
     Tuple,
     Union,
@@ -55,21 +53,11 @@ from p3kv.worker.routes.carried import Carried, wants_result
 from p3kv.worker.routes.carriers import Carriers
 from p3kv.worker.routes.host_memory import HostMemory
 from p3kv.worker.routes.host_pulls import HostPulls
-from p3kv.worker.routes.rows import RowsPull, RowsRoute
+from p3kv.worker.routes.rows import RowsPull, RowsPush, RowsRoute
 from p3kv.worker.transfers import Route, Transfer, WorkerKey
 
 _BATCH_BYTES = 64 * 1024
 """Bytes copied before the loop looks at sockets again."""
-
-
-class _Round(NamedTuple):
-    """Push of this worker in a round of a key."""
-
-    transfer: Transfer
-    pieces: Sequence[Slice]
-    urgent: int
-    rows: Dict[int, int]
-    """By piece that another worker carries, how many rows it has, of a key of rows."""
 
 
 class HostSums(Route):
@@ -137,11 +125,8 @@ class HostSums(Route):
             rank, neighbours, self._carriers, rows, exchange, self._tell_finished
         )
         self._last_pushed: Dict[int, int] = {}
-        """By key, the last round for which this worker has pushed."""
-        self._rounds: Dict[Tuple[int, int], _Round] = {}
-        """By key and round: what is under way, or waits for the end of the round before."""
-        self._ended: Dict[int, int] = {}
-        """By key, the last round that has ended."""
+        """By key, the last round for which this worker has pushed; also of keys that it has
+        forgotten."""
         self._finished: Optional[Future[Any]] = None
         self.handlers: Mapping[int, Callable[[int, Any], Landing]] = {
             Kind.MEMORY: self._memory.land,
@@ -168,19 +153,15 @@ class HostSums(Route):
             transfer.key.direct.push(transfer)
             return
         transfer.route = self
-        key_id = transfer.key.key_id
-        self._last_pushed[key_id] = transfer.round
-        pieces = transfer.key.direct.pieces(transfer.key, transfer.round)
-        urgent = urgency(transfer.step, transfer.priority)
-        self._rounds[key_id, transfer.round] = _Round(transfer, pieces, urgent, {})
-        if transfer.round == self._next_round(key_id):
-            self._begin(key_id, transfer.round)
+        self._last_pushed[transfer.key.key_id] = transfer.round
+        if transfer.round == transfer.key.channel.ended + 1:
+            self._begin(transfer)
 
     def request(self, transfer: Transfer) -> None:
         """Each worker asks for itself, but for rows of a round that has not ended, of which it
         knows no older values."""
-        ended = self._ended.get(transfer.key.key_id, INITIAL_ROUND)
-        if isinstance(transfer, RowsPull) and transfer.round > ended and transfer.known is None:
+        is_open = transfer.round > transfer.key.channel.ended
+        if isinstance(transfer, RowsPull) and is_open and transfer.known is None:
             transfer.route = self
             self._pulls.ask(transfer)
         else:
@@ -199,21 +180,16 @@ class HostSums(Route):
         }
 
     def ended(self, transfer: Transfer) -> None:
-        key_id = transfer.key.key_id
-        del self._rounds[key_id, transfer.round]
-        self._ended[key_id] = transfer.round
-        self._begin(key_id, transfer.round + 1)
+        following = transfer.key.channel.in_flight.get(transfer.round + 1)
+        if following is not None:
+            self._begin(following)
         self._pulls.round_ended(transfer)
         self._tell_finished()
 
-    def _next_round(self, key_id: int) -> int:
-        return self._ended.get(key_id, INITIAL_ROUND) + 1
-
-    def _begin(self, key_id: int, round: int) -> None:
-        begun = self._rounds.get((key_id, round))
-        if begun is not None:
-            for piece in begun.pieces:
-                self._queue.push(begun.urgent, (begun.transfer, piece))
+    def _begin(self, transfer: Transfer) -> None:
+        urgent = urgency(transfer.step, transfer.priority)
+        for piece in transfer.key.direct.pieces(transfer.key, transfer.round):
+            self._queue.push(urgent, (transfer, piece))
 
     def work(self) -> bool:
         """Copies or adds some gradients; returns whether there are more. To be called between two
@@ -259,7 +235,9 @@ class HostSums(Route):
     def needed(self) -> bool:
         """Whether rounds are open in which neighbours may need this worker, or values are to come
         that only they want."""
-        return bool(self._rounds) or self._carried.passes_on or self._pulls.passes_on
+        if self._carried.passes_on or self._pulls.passes_on:
+            return True
+        return any(push.route is self for push in self._exchange.in_flight())
 
     def finish(self, done: Future[Any]) -> None:
         """Completes `done` when no neighbour needs this worker any more."""
@@ -276,7 +254,6 @@ class HostSums(Route):
         self._queue.clear()
         self._carried.clear()
         self._pulls.clear()
-        self._rounds.clear()
         if self._finished is not None:
             self._finished.set_exception(error)
             self._finished = None
@@ -300,7 +277,8 @@ class HostSums(Route):
         key, rows = transfer.key, 0
         if transfer.has_gradient:
             rows = self._memory.hand_in(key, piece, key.direct.gradient(transfer, piece))
-        self._rounds[key.key_id, transfer.round].rows[piece.index] = rows
+        if isinstance(transfer, RowsPush):
+            transfer.handed_in[piece.index] = rows
         self._tell_part(transfer, piece, carrier, rows)
         key.direct.send_empty(transfer, piece, IN_HOST_SUM | wants_result(transfer))
         self._carried.read(transfer, piece)
@@ -350,15 +328,17 @@ class HostSums(Route):
         pushed."""
         queued = {(one.key.key_id, piece.index) for one, piece in self._queue}
         orphans = [
-            (begun.transfer, piece, begun.rows.get(piece.index, 0))
-            for (key_id, round_), begun in self._rounds.items()
-            if last.rounds.get(key_id, INITIAL_ROUND) < round_ == self._next_round(key_id)
-            for piece in begun.pieces
-            if self._carriers.carrier(begun.transfer.key, piece, round_) == rank
-            and (key_id, piece.index) not in queued
+            (push, piece)
+            for push in self._exchange.in_flight()
+            if push.route is self and push.round == push.key.channel.ended + 1
+            if last.rounds.get(push.key.key_id, INITIAL_ROUND) < push.round
+            for piece in push.key.direct.pieces(push.key, push.round)
+            if self._carriers.carrier(push.key, piece, push.round) == rank
+            and (push.key.key_id, piece.index) not in queued
         ]
         self._carriers.leave(rank, last.rounds)
-        for transfer, piece, rows in orphans:
+        for transfer, piece in orphans:
+            rows = transfer.handed_in[piece.index] if isinstance(transfer, RowsPush) else 0
             carrier = self._carriers.carrier(transfer.key, piece, transfer.round)
             if carrier == self._rank:
                 self._carried.take_over(transfer, piece, rows)

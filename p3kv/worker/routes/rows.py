@@ -84,7 +84,7 @@ def runs_of(key: WorkerKey) -> Iterator[Run]:
 class RowsPush(Transfer):
     """The rows of a key that a worker has touched, on their way to the servers."""
 
-    __slots__ = ("elements", "missing_frames", "numbers")
+    __slots__ = ("elements", "handed_in", "missing_frames", "numbers")
 
     def __init__(
         self,
@@ -104,6 +104,8 @@ class RowsPush(Transfer):
         self.size_bytes = self.elements.nbytes
         self.missing_frames = 0
         """Frames that need its rows."""
+        self.handed_in: Dict[int, int] = {}
+        """By run that a neighbour sends, how many of its rows that has got."""
 
 
 class RowsPull(Transfer):

@@ -7,7 +7,7 @@ from typing import Callable, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from p3kv.codecs import Part
+from p3kv.codecs import Part, norm
 from p3kv.common.tracing import Tracer
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
@@ -84,7 +84,7 @@ class SliceRoute(SummedRoute):
         if encodes:
             flags |= ENCODED
             if transfer.key.codecs.gradients.needs_norm:
-                transfer.norm = transfer.norm_of_source()
+                transfer.norm = norm(transfer.elements())
         gives_value = transfer.round == INITIAL_ROUND and transfer.key.codecs.values.of_each_worker
         zeros = transfer.key.zero_rows
         if zeros is not None and not (

@@ -289,7 +289,7 @@ class Checkpoints:
         shared = (store for store in cut.stores if not store.own_rounds)
         rounds = (pair for store in shared for pair in store.rounds)
         known = ((self._keys.get(key_id), round_) for key_id, round_ in rounds)
-        return all(key is None or key.sent >= round_ for key, round_ in known)
+        return all(key is None or key.channel.sent >= round_ for key, round_ in known)
 
     def begin_step(self, step: int) -> None:
         """Has this worker copy what belongs to the checkpoints that are due; rank 0 asks for them.
