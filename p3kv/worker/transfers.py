@@ -408,7 +408,7 @@ class Transfer:
         """Whether a slice has not begun to arrive in the target."""
         return self._landed is None or piece.offset not in self._landed
 
-    def elements(self) -> np.ndarray:
+    def gradient(self) -> np.ndarray:
         """All elements of the source."""
         assert self.source is not None
         return np.frombuffer(memory_at(self.source, self.size_bytes), self.key.numpy_dtype)
@@ -501,9 +501,9 @@ class Channel:
         """Adds up a gradient that is not exchanged, which is needed no more then."""
         if self.key.size_elems:
             if self._deferred is None:
-                self._deferred = push.elements().astype(self.key.sum_dtype)
+                self._deferred = push.gradient().astype(self.key.sum_dtype)
             else:
-                np.add(self._deferred, push.elements(), out=self._deferred)
+                np.add(self._deferred, push.gradient(), out=self._deferred)
         push.done(None)
 
     def join_deferred(self, push: Transfer) -> None:
@@ -511,7 +511,7 @@ class Channel:
         total, self._deferred = self._deferred, None
         if total is not None:
             if push.has_gradient:
-                np.add(total, push.elements(), out=total)
+                np.add(total, push.gradient(), out=total)
             with np.errstate(over="ignore"):
                 push.replace_source(total.astype(self.key.numpy_dtype, copy=False))
 
@@ -586,7 +586,7 @@ class Snapshots:
         value = np.empty(self._key.size_bytes, np.uint8)
         gradient, source = None, 0
         if push.has_gradient:
-            gradient = push.elements().copy()
+            gradient = push.gradient().copy()
             source = gradient.ctypes.data
 
         def done(error: Optional[BaseException]) -> None:

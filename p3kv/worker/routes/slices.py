@@ -84,7 +84,7 @@ class SliceRoute(SummedRoute):
         if encodes:
             flags |= ENCODED
             if transfer.key.codecs.gradients.needs_norm:
-                transfer.norm = norm(transfer.elements())
+                transfer.norm = norm(transfer.gradient())
         gives_value = transfer.round == INITIAL_ROUND and transfer.key.codecs.values.of_each_worker
         zeros = transfer.key.zero_rows
         if zeros is not None and not (
