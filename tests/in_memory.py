@@ -35,9 +35,9 @@ from p3kv.server.workers import Workers
 from p3kv.slicing import balanced_runs, loads_with, make_layout
 from p3kv.transport import Link
 from p3kv.wire.breaks import Breaks
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Handler, Landing
 from p3kv.wire.fields import Header
-from p3kv.wire.framing import Frame, Landing, message_landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, LAST, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
@@ -53,6 +53,7 @@ from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.reconnecting import Reconnecting
+from p3kv.worker.routes import HostSums
 from p3kv.worker.script import Script
 from p3kv.worker.transfers import Transfer, WorkerKey
 from tests.adding import Adding
@@ -84,6 +85,22 @@ class _Loop(Loop):
             function(*arguments)
 
 
+class _Joining:
+    """Takes the frames with which a connection to a server begins."""
+
+    def __init__(self, handshakes: Handshakes) -> None:
+        self.arrivals = {Kind.CHALLENGE: handshakes.answer, Kind.WELCOME: _welcome}
+        self.landings = {Kind.CHALLENGE: handshakes.land_challenge, Kind.PROBE: _no_probe}
+
+
+class _Neighbours(Handler):
+    def __init__(self, sums: HostSums) -> None:
+        self.arrivals, self.landings = sums.arrivals, sums.landings
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        _lost(connection, reason)
+
+
 class Worker:
     """A worker's data plane, and a script's calls."""
 
@@ -97,12 +114,7 @@ class Worker:
         self.data_plane = DataPlane(
             _place(rank, num_workers, num_servers), settings, [], Tracer(None, "worker"),
             Script(()), self.loop, lambda told: None, self._lost, lambda: None, _unused,
-            {
-                Kind.CHALLENGE: self.handshakes.land,
-                Kind.WELCOME: _welcome,
-                Kind.PROBE: _no_probe,
-            },
-            self.neighbours,
+            _Joining(self.handshakes), self.neighbours,  # type: ignore[arg-type]
         )  # fmt: skip
         self.servers = self.data_plane.servers
         self.tuning = self.data_plane.tuning
@@ -130,14 +142,8 @@ class Worker:
         """Makes a link the connection to another worker of the host."""
         conversation = Conversation(FROM_NEIGHBOURS, "worker")
         conversation.peer = rank
-        handlers = self.data_plane.host_sums.handlers
-        connection = self.neighbours[rank] = Connection(
-            link,
-            conversation,
-            lambda _, header: handlers[header.kind](rank, header),
-            _lost,
-            1 << 20,
-        )
+        handler = _Neighbours(self.data_plane.host_sums)
+        connection = self.neighbours[rank] = Connection(link, conversation, handler, 1 << 20)
         connection.begin()
         return connection
 
@@ -515,8 +521,8 @@ class MemoryJob:
         assert not any(worker.failures for worker in self.workers)
 
 
-def _welcome(connection: Connection, header: Header) -> Landing:
-    return message_landing(header, DataWelcome, lambda welcome: connection.begin())
+def _welcome(connection: Connection, header: Header, welcome: DataWelcome) -> None:
+    connection.begin()
 
 
 def _no_probe(connection: Connection, header: Header) -> Landing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from resource import RLIMIT_NOFILE, getrlimit
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Dict, Optional
 from weakref import ref
 
 from p3kv.errors import ProtocolError
@@ -13,9 +13,9 @@ from p3kv.server.dispatcher import Dispatcher
 from p3kv.server.handshakes import HANDSHAKE_S, Handshakes
 from p3kv.server.workers import Workers
 from p3kv.transport import Link, Listener
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Handler
 from p3kv.wire.fields import Header, HelloHeader
-from p3kv.wire.framing import Frame, Landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import URGENT, Kind, pack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import DataWelcome, JobSettings, encode
@@ -28,7 +28,7 @@ _ACCEPT_AGAIN_S = 1.0
 """When to look again, where there was no room for a connection."""
 
 
-class Admission:
+class Admission(Handler):
     """Connections until they are a worker's. The first worker says what holds for the whole job.
 
     Belongs to the server's thread.
@@ -57,11 +57,8 @@ class Admission:
         self._job: Optional[JobSettings] = None
         """What all workers have agreed on, once one of them has said hello."""
         self._dispatcher: Optional[Dispatcher] = None
-        self._handlers: Dict[int, Callable[[Connection, Any], Landing]] = {
-            Kind.HELLO: self._land_hello,
-            Kind.PROOF: self._land_proof,
-        }
-        """By kind; all, once there is a dispatcher."""
+        self.arrivals = {Kind.HELLO: self._challenge, Kind.PROOF: self._admit}
+        self.landings = {Kind.HELLO: handshakes.land_hello}
         self._received: Dict[int, int] = {}
         """By rank, what the worker had received when it said hello last."""
         self._serving = False
@@ -74,13 +71,7 @@ class Admission:
         for rank, connection in self._workers.connections.items():
             self._welcome(rank, connection)
 
-    def land(self, connection: Connection, header: Header) -> Landing:
-        """Where a frame's payload goes, and what happens then; ProtocolError for a frame that
-        can't be right."""
-        return self._handlers[header.kind](connection, header)
-
-    def lose(self, connection: Connection, reason: str) -> None:
-        """Takes note that a peer broke the protocol, or that its link has ended."""
+    def lost(self, connection: Connection, reason: str) -> None:
         if self._handshakes.refuse(connection, reason):
             self._loop.remove_connection(connection)
         else:
@@ -105,13 +96,13 @@ class Admission:
 
     def _connection(self, link: Link) -> Connection:
         conversation = Conversation(FROM_WORKERS, "worker")
-        return Connection(link, conversation, self.land, self.lose, self._credit_bytes)
+        return Connection(link, conversation, self, self._credit_bytes)
 
     def _read_or_drop(self, oldest: Connection) -> None:
         """Makes room for newer connections. Reads first: a worker's hello may have arrived."""
         oldest.receive()
         if self._handshakes.waits_for_hello(oldest):
-            self.lose(oldest, "too many newer ones did not say hello either")
+            self.lost(oldest, "too many newer ones did not say hello either")
 
     def _pause_accepting(self) -> None:
         """Accepts nothing for a while: waiting connections would wake the loop again and again."""
@@ -129,31 +120,21 @@ class Admission:
     def _check_handshake(self, waiting: ref[Connection]) -> None:
         connection = waiting()
         if connection is not None and connection in self._handshakes:
-            self.lose(connection, f"it did not complete the handshake within {HANDSHAKE_S:g} s")
+            self.lost(connection, f"it did not complete the handshake within {HANDSHAKE_S:g} s")
 
     # The handshake.
 
-    def _land_hello(self, connection: Connection, header: HelloHeader) -> Landing:
-        words = self._handshakes.land(connection, header)
-        return Landing(words, partial(self._challenge, connection, header))
-
-    def _challenge(self, connection: Connection, hello: HelloHeader) -> None:
-        words = memoryview(self._handshakes.challenge(connection, hello))
+    def _challenge(self, connection: Connection, header: HelloHeader, payload: memoryview) -> None:
+        words = memoryview(self._handshakes.challenge(connection, header, payload))
         connection.writer.push(Frame(URGENT, Header(Kind.CHALLENGE, self._rank), words))
 
-    def _land_proof(self, connection: Connection, header: Header) -> Landing:
-        words = memoryview(bytearray(header.payload_bytes))
-        return Landing(words, partial(self._admit, connection, words))
-
-    def _admit(self, connection: Connection, words: memoryview) -> None:
-        hello = self._handshakes.admit(connection, words)
+    def _admit(self, connection: Connection, header: Header, payload: memoryview) -> None:
+        hello = self._handshakes.admit(connection, payload)
         connection = self._workers.add(hello.rank, connection)
         self._received[hello.rank] = hello.received
         if self._job is None:
             self._job = hello.settings
             self._dispatcher = self._begin(self._job)
-            if self._dispatcher is not None:
-                self._handlers.update(self._dispatcher.handlers)
         elif hello.settings != self._job:
             raise ProtocolError(f"it has {hello.settings.besides(self._job)}, unlike the others")
         if self._serving:
@@ -166,12 +147,13 @@ class Admission:
         words = encode(DataWelcome(connection.received_bytes))
         header = pack_header(Header(Kind.WELCOME, self._rank), len(words), received=0)
         is_new = not connection.welcome
+        connection.handler = self._dispatcher
         if is_new:
             connection.conversation.welcome()
         try:
             connection.resume(self._received[rank], header + words)
         except ProtocolError as error:
             # Not raised: another connection may have made the handshake.
-            self.lose(connection, str(error))
+            self.lost(connection, str(error))
         if is_new:
             self._dispatcher.welcomed(rank, connection)

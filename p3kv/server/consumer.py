@@ -29,7 +29,7 @@ from p3kv.server.saving.checkpoints import Checkpoints
 from p3kv.server.state_service import StateService
 from p3kv.server.waiting import Waiting
 from p3kv.server.workers import Workers
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.fields import (
     EndedHeader,
     PulledHeader,
@@ -38,7 +38,7 @@ from p3kv.wire.fields import (
     StepHeader,
     UpdatedHeader,
 )
-from p3kv.wire.framing import Frame, Landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import (
     CARRIES,
     ENCODED,
@@ -56,7 +56,7 @@ from p3kv.wire.header import (
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import JobSettings, Squares, encode
 from p3kv.wire.queue import PriorityQueue, urgency
-from p3kv.wire.spans import span, trace_departure, traced_arrival
+from p3kv.wire.spans import span, trace_arrival, trace_departure
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +82,8 @@ class Received(msgspec.Struct):
     """Memory that it takes while it waits."""
     ready_s: float = 0.0
     """Of a slice that is pushed: when the gradient was ready."""
+    since_ns: int = 0
+    """When its header came, of a frame that is traced."""
 
 
 class Consumer:
@@ -256,13 +258,12 @@ class Consumer:
     # Slices that workers push.
 
     def land_push(self, connection: Connection, header: PushHeader) -> Landing:
-        """Where a slice is received; ProtocolError for a push that can't be right."""
+        """Lands a slice in a buffer; ProtocolError for a push that can't be right."""
         key = self.engine.key_of_slices(header.key, header.rank)
         slice_, flags = key.slice_at(header.round, header.slice, header.rank), header.flags
         received = Received(
             self._push, connection, header, slice_, None, size_bytes=header.payload_bytes
         )
-        arrived: Callable[[], None] = partial(self._arrived, received)
         if flags & (IN_HOST_SUM | NO_GRADIENT) and flags & (CARRIES | NO_GRADIENT) != CARRIES:
             if header.payload_bytes:
                 instead = (
@@ -273,12 +274,12 @@ class Consumer:
                 raise ProtocolError(
                     f"it sent {header.payload_bytes} bytes for {slice_.name} {instead}"
                 )
-            return Landing(None, arrived)
+            return None, received
         gradient = received.payload = self._buffer(slice_, header)
         memory = gradient.bytes[: header.payload_bytes] if flags & ENCODED else gradient.bytes
         if self.tracer.enabled:
-            arrived = traced_arrival(self.tracer, header, arrived)
-        return Landing(memory, arrived)
+            received.since_ns = now_ns()
+        return memory, received
 
     def _buffer(self, slice_: ServerSlice, header: PushHeader) -> Buffer:
         """Memory for a slice's gradient, of its elements or of the bytes that its codec reads."""
@@ -302,8 +303,10 @@ class Consumer:
                 )
         return self._pool.get(slice_.length, dtype)
 
-    def _arrived(self, received: Received) -> None:
-        header = received.header
+    def take_push(self, connection: Connection, header: PushHeader, received: Received) -> None:
+        """Queues a slice that has arrived."""
+        if received.since_ns:
+            trace_arrival(self.tracer, header, received.since_ns)
         received.ready_s = self._readiness.ready_s(header.rank, header.ready_us)
         self.add_push(received)
 
@@ -366,9 +369,9 @@ class Consumer:
 
     # Values that workers ask for.
 
-    def land_pull(self, connection: Connection, header: PullHeader) -> Landing:
+    def take_pull(self, connection: Connection, header: PullHeader, _: None) -> None:
         """Queues a request for a key's value."""
-        return Landing(None, partial(self.add, Received(self._pull, connection, header)))
+        self.add(Received(self._pull, connection, header))
 
     def _pull(self, received: Received) -> None:
         header = received.header

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from functools import partial
-from typing import Any, Callable, DefaultDict, Dict, Set, Tuple
+from typing import Callable, DefaultDict, Dict, Set, Tuple
 
 from p3kv.config import Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
@@ -17,7 +16,7 @@ from p3kv.server.saving.parts_of_workers import PartsOfWorkers
 from p3kv.server.stalls import Stalls
 from p3kv.server.workers import Workers
 from p3kv.slicing import value_credit_bytes
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Handler, Landing
 from p3kv.wire.fields import (
     Header,
     NormHeader,
@@ -27,7 +26,7 @@ from p3kv.wire.fields import (
     StepHeader,
     StoreHeader,
 )
-from p3kv.wire.framing import Frame, Landing, message_landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import (
     INITIAL_ROUND,
     LAST,
@@ -40,25 +39,21 @@ from p3kv.wire.messages import (
     Checkpoint,
     CutReached,
     DeclaredKey,
-    ForwardOrder,
+    Message,
     Norm,
-    Resumed,
     Scale,
     SliceSizes,
     Stalled,
     StepPushed,
-    decode,
     encode,
 )
 
 _log = logging.getLogger(__name__)
 
-_NEWS: Dict[int, type] = {Kind.ORDER: ForwardOrder, Kind.RESUMED: Resumed}
-"""By kind, what worker rank 0 tells all workers, also those that come later."""
 
-
-class Dispatcher:
-    """Takes the frames that `p3kv.wire.protocol` allows, and tells workers what all must know.
+class Dispatcher(Handler):
+    """Takes what welcomed workers send: each kind of frame, and whose it is on a server. Tells
+    workers what all must know.
 
     Belongs to the server's thread.
     """
@@ -92,32 +87,37 @@ class Dispatcher:
         self._open_step = UNKNOWN
         self._forgotten: DefaultDict[int, Set[int]] = defaultdict(set)
         """By store: ranks of the workers that need its keys no more."""
-        self.handlers: Dict[int, Callable[[Connection, Any], Landing]] = {
+        self.arrivals = {
+            Kind.PUSH: consumer.take_push,
+            Kind.PULL: consumer.take_pull,
+            Kind.PUSH_ROWS: rows.take_push,
+            Kind.PULL_ROWS: rows.take_pull,
+            Kind.KEY: self._declare,
+            Kind.SLICE_SIZES: self._set_slice_sizes,
+            Kind.OPEN: self._needs_no_values_before,
+            Kind.PROBE: self._echo,
+            Kind.OPTIMIZER: self._configure_optimizer,
+            Kind.ORDER: self._pass_on,
+            Kind.CLIPPED: self._begin_clipped,
+            Kind.STEP_PUSHED: self._end_pushes,
+            Kind.SCALE: self._take_scale,
+            Kind.STATES: consumer.states.ask,
+            Kind.STATE: consumer.states.take,
+            Kind.STATE_BYTES: consumer.states.take_bytes,
+            Kind.CHECKPOINT: self._begin_checkpoint,
+            Kind.CUT: self._reach_cut,
+            Kind.WRITTEN: self._parts_of_workers.take_written,
+            Kind.RESUMED: self._pass_on,
+            Kind.FORGET: self._forget,
+            Kind.BYE: self._let_go,
+        }
+        self.landings = {
             Kind.PUSH: consumer.land_push,
-            Kind.PULL: consumer.land_pull,
             Kind.PUSH_ROWS: rows.land_push,
             Kind.PULL_ROWS: rows.land_pull,
-            Kind.KEY: self._land_key,
-            Kind.SLICE_SIZES: self._land_slice_sizes,
-            Kind.OPEN: self._land_open,
             Kind.PROBE: self._land_probe,
-            Kind.OPTIMIZER: self._land_optimizer,
-            Kind.ORDER: self._land_news,
-            Kind.CLIPPED: self._land_clipped,
-            Kind.STEP_PUSHED: self._land_step_pushed,
-            Kind.SCALE: self._land_scale,
-            Kind.STATES: consumer.states.ask,
-            Kind.STATE: consumer.states.land,
             Kind.STATE_BYTES: consumer.states.land_bytes,
-            Kind.CHECKPOINT: self._land_checkpoint,
-            Kind.CUT: self._land_cut,
-            Kind.WRITTEN: self._parts_of_workers.land_written,
-            Kind.RESUMED: self._land_news,
-            Kind.FORGET: self._land_forget,
-            Kind.BYE: self._land_bye,
         }
-        """By kind, what gives a frame of a worker its landing; ProtocolError for one that can't be
-        right."""
 
     def look_for_stalls(self) -> None:
         """Reports a round that has waited long."""
@@ -126,16 +126,17 @@ class Dispatcher:
 
     # Coming and going.
 
+    def lost(self, connection: Connection, reason: str) -> None:
+        self._workers.lose(connection, reason)
+
     def welcomed(self, rank: int, connection: Connection) -> None:
         """Tells a worker that takes frames now what the others have been told."""
         for header, words in self._news.values():
             connection.writer.push(Frame(URGENT, header, words))
         self._parts_of_workers.welcomed(rank)
 
-    def _land_bye(self, connection: Connection, header: Header) -> Landing:
-        return Landing(None, partial(self._let_go, connection, header.rank))
-
-    def _let_go(self, connection: Connection, rank: int) -> None:
+    def _let_go(self, connection: Connection, header: Header, _: None) -> None:
+        rank = header.rank
         self._workers.end(rank)
         self._announce_open_step()
         self._consumer.worker_left(rank)
@@ -144,19 +145,15 @@ class Dispatcher:
 
     # What a worker says of its keys, and what rank 0 says for all.
 
-    def _land_key(self, connection: Connection, header: Header) -> Landing:
-        return message_landing(header, DeclaredKey, self._declare)
-
-    def _declare(self, declared: DeclaredKey) -> None:
+    def _declare(self, connection: Connection, header: Header, declared: DeclaredKey) -> None:
         try:
             self._engine.declare(declared)
         except ConfigError as error:
             self._fail(str(error), UNKNOWN, "ConfigError")
 
-    def _land_slice_sizes(self, connection: Connection, header: SliceSizesHeader) -> Landing:
-        return message_landing(header, SliceSizes, partial(self._set_slice_sizes, header))
-
-    def _set_slice_sizes(self, header: SliceSizesHeader, sizes: SliceSizes) -> None:
+    def _set_slice_sizes(
+        self, connection: Connection, header: SliceSizesHeader, sizes: SliceSizes
+    ) -> None:
         from_round = header.from_round
         if from_round > INITIAL_ROUND and header.rank != 0:
             raise ProtocolError(f"worker {header.rank} wants {sizes} from round {from_round} on")
@@ -170,35 +167,26 @@ class Dispatcher:
             news = SliceSizesHeader(Kind.SLICE_SIZES, self._rank, from_round=from_round)
             self._tell_all(news, memoryview(encode(sizes)), from_round)
 
-    def _land_news(self, connection: Connection, header: Header) -> Landing:
-        words = memoryview(bytearray(header.payload_bytes))
-        return Landing(words, partial(self._pass_on, header.kind, words))
-
-    def _pass_on(self, kind: int, words: memoryview) -> None:
-        decode(words, _NEWS[kind])  # or all workers would blame this server for it
-        self._tell_all(Header(kind, self._rank), words)
+    def _pass_on(self, connection: Connection, header: Header, news: Message) -> None:
+        self._tell_all(Header(header.kind, self._rank), memoryview(encode(news)))
 
     def _tell_all(self, news: Header, words: memoryview, round: int = UNKNOWN) -> None:
         """Tells all workers, and those that are welcomed later, too."""
         self._news[news.kind, round] = news, words
         self._workers.tell(news, words)
 
-    def _land_forget(self, connection: Connection, header: StoreHeader) -> Landing:
-        return Landing(None, partial(self._forget, header.rank, header.store))
-
-    def _forget(self, rank: int, store: int) -> None:
-        self._forgotten[store].add(rank)
+    def _forget(self, connection: Connection, header: StoreHeader, _: None) -> None:
+        store = header.store
+        self._forgotten[store].add(header.rank)
         rules = self._engine.rules
         there = {*range(rules.consistency.num_workers)} - rules.leavers.gone
         if self._forgotten[store] >= there:
             self._consumer.forget(store)
             self._optimizers.forget(store)
 
-    def _land_optimizer(self, connection: Connection, header: OptimizerHeader) -> Landing:
-        words = memoryview(bytearray(header.payload_bytes))
-        return Landing(words, partial(self._configure_optimizer, header, words))
-
-    def _configure_optimizer(self, header: OptimizerHeader, settings: memoryview) -> None:
+    def _configure_optimizer(
+        self, connection: Connection, header: OptimizerHeader, settings: memoryview
+    ) -> None:
         try:
             optimizer = self._optimizers.configure(
                 header.store, header.from_step, settings, header.oldest_step
@@ -217,19 +205,13 @@ class Dispatcher:
 
     # Steps whose gradients are clipped by the norm of all.
 
-    def _land_clipped(self, connection: Connection, header: StepHeader) -> Landing:
-        return Landing(None, partial(self._engine.begin_clipped, header.step))
+    def _begin_clipped(self, connection: Connection, header: StepHeader, _: None) -> None:
+        self._engine.begin_clipped(header.step)
 
-    def _land_step_pushed(self, connection: Connection, header: StepHeader) -> Landing:
-        return message_landing(header, StepPushed, partial(self._end_pushes, header.step))
+    def _end_pushes(self, connection: Connection, header: StepHeader, pushed: StepPushed) -> None:
+        self._consumer.held_rounds.end_pushes(header.step, pushed.elems)
 
-    def _end_pushes(self, step: int, pushed: StepPushed) -> None:
-        self._consumer.held_rounds.end_pushes(step, pushed.elems)
-
-    def _land_scale(self, connection: Connection, header: ScaleHeader) -> Landing:
-        return message_landing(header, Scale, partial(self._take_scale, header))
-
-    def _take_scale(self, header: ScaleHeader, scale: Scale) -> None:
+    def _take_scale(self, connection: Connection, header: ScaleHeader, scale: Scale) -> None:
         self._consumer.scaled(header.step, scale.scale)
         if scale.pass_on:
             news = NormHeader(Kind.NORM, self._rank, store=header.store, number=header.number)
@@ -237,30 +219,23 @@ class Dispatcher:
 
     # Checkpoints.
 
-    def _land_checkpoint(self, connection: Connection, header: Header) -> Landing:
-        words = memoryview(bytearray(header.payload_bytes))
-        return Landing(words, partial(self._begin_checkpoint, words))
-
-    def _land_cut(self, connection: Connection, header: Header) -> Landing:
-        reach = partial(self._consumer.checkpoints.reach, header.rank)
-        return message_landing(header, CutReached, reach)
-
-    def _begin_checkpoint(self, words: memoryview) -> None:
-        checkpoint = decode(words, Checkpoint)
+    def _begin_checkpoint(
+        self, connection: Connection, header: Header, checkpoint: Checkpoint
+    ) -> None:
         if not checkpoint.stores:
-            self._parts_of_workers.leave_out(words)
+            self._parts_of_workers.leave_out(checkpoint)
             return
         self._consumer.checkpoints.begin(checkpoint)
         if self._rank == 0:
-            self._parts_of_workers.ask(checkpoint, words)
+            self._parts_of_workers.ask(checkpoint)
+
+    def _reach_cut(self, connection: Connection, header: Header, reached: CutReached) -> None:
+        self._consumer.checkpoints.reach(header.rank, reached)
 
     # The network.
 
-    def _land_open(self, connection: Connection, header: StepHeader) -> Landing:
-        return Landing(None, partial(self._needs_no_values_before, header.rank, header.step))
-
-    def _needs_no_values_before(self, rank: int, step: int) -> None:
-        self._workers.needs_no_values_before(rank, step)
+    def _needs_no_values_before(self, connection: Connection, header: StepHeader, _: None) -> None:
+        self._workers.needs_no_values_before(header.rank, header.step)
         self._announce_open_step()
 
     def _announce_open_step(self) -> None:
@@ -272,8 +247,10 @@ class Dispatcher:
 
     def _land_probe(self, connection: Connection, header: Header) -> Landing:
         echo = self._scratch[: header.payload_bytes]
-        answer = Header(Kind.PROBE, self._rank)
-        return Landing(echo, partial(connection.writer.push, Frame(URGENT, answer, echo)))
+        return echo, echo
+
+    def _echo(self, connection: Connection, header: Header, echo: memoryview) -> None:
+        connection.writer.push(Frame(URGENT, Header(Kind.PROBE, self._rank), echo))
 
     def _tell_stall(self, stalled: Stalled) -> None:
         self._workers.tell(Header(Kind.STALLED, self._rank), memoryview(encode(stalled)))

@@ -6,7 +6,7 @@ import logging
 from typing import Dict, NamedTuple, Optional
 
 from p3kv.errors import ProtocolError
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Landing, new_memory
 from p3kv.wire.fields import HelloHeader
 from p3kv.wire.header import MAGIC
 from p3kv.wire.messages import PROTOCOL_VERSION, DataHello, decode
@@ -41,8 +41,8 @@ class Handshakes:
         self._proofs = proofs
         self._num_workers = num_workers
         self._most_pending = _MAX_PENDING + num_workers
-        self._strangers: Dict[Connection, bytearray] = {}
-        """Connections without a hello, the oldest first, and the memory for theirs."""
+        self._strangers: Dict[Connection, None] = {}
+        """Connections without a hello, the oldest first."""
         self._challenged: Dict[Connection, _Challenge] = {}
         self._processes: Dict[int, bytes] = {}
         """By rank, what the worker's process has chosen."""
@@ -51,7 +51,7 @@ class Handshakes:
     def add(self, connection: Connection) -> Optional[Connection]:
         """Takes a new connection; returns the oldest one that has said nothing that a worker says
         if there are too many without a hello."""
-        self._strangers[connection] = bytearray(HELLO_BYTES)
+        self._strangers[connection] = None
         if len(self._strangers) <= self._most_pending:
             return None
         return next((c for c in self._strangers if not c.is_known), connection)
@@ -63,8 +63,8 @@ class Handshakes:
     def __contains__(self, connection: Connection) -> bool:
         return connection in self._strangers or connection in self._challenged
 
-    def land(self, connection: Connection, header: HelloHeader) -> memoryview:
-        """Where a hello's payload goes; ProtocolError for one of another protocol."""
+    def land_hello(self, connection: Connection, header: HelloHeader) -> Landing:
+        """Lands a hello; ProtocolError for one of another protocol."""
         if header.magic != MAGIC:
             raise ProtocolError("what it sent is not p3kv's protocol")
         if header.version != PROTOCOL_VERSION:
@@ -74,14 +74,14 @@ class Handshakes:
             )
         if header.payload_bytes != HELLO_BYTES:
             raise ProtocolError(f"it sent a hello of {header.payload_bytes} bytes")
-        return memoryview(self._strangers[connection])
+        return new_memory(header)
 
-    def challenge(self, connection: Connection, header: HelloHeader) -> bytes:
+    def challenge(self, connection: Connection, header: HelloHeader, payload: memoryview) -> bytes:
         """Takes a hello that has arrived; returns what the worker must answer.
 
         ProtocolError if whoever sent it does not know the job's secret.
         """
-        hello = bytes(self._strangers[connection])
+        hello = bytes(payload)
         workers_nonce, proof = hello[:NONCE_BYTES], hello[NONCE_BYTES:]
         if not is_right(proof, self._proofs.hello(header.rank, workers_nonce)):
             raise ProtocolError(_NOT_OURS)

@@ -12,9 +12,9 @@ from p3kv.errors import ProtocolError
 from p3kv.server.consumer import Consumer, Received
 from p3kv.server.engine import RowsKey
 from p3kv.server.workers import Workers
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
-from p3kv.wire.framing import Frame, Landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import (
     CARRIES,
     ENCODED,
@@ -32,7 +32,7 @@ from p3kv.wire.rows import (
     memory,
     unpacked,
 )
-from p3kv.wire.spans import trace_departure, traced_arrival
+from p3kv.wire.spans import trace_arrival, trace_departure
 
 
 class RowsConsumer:
@@ -45,7 +45,7 @@ class RowsConsumer:
         self._tracer = consumer.tracer
 
     def land_push(self, connection: Connection, header: PushRowsHeader) -> Landing:
-        """Where rows are received; ProtocolError for a push that can't be right."""
+        """Lands rows; ProtocolError for a push that can't be right."""
         key = self._engine.key_of_rows(header.key, header.rank)
         carries = bool(header.flags & CARRIES)
         if carries != (header.workers > 0):
@@ -60,8 +60,7 @@ class RowsConsumer:
                     f"it sent {header.payload_bytes} bytes in {header.frames} frames for "
                     f"{key.name} without a gradient in round {header.round}"
                 )
-            received = Received(self._push, connection, header, key)
-            return Landing(None, partial(self._consumer.add_push, received))
+            return None, Received(self._push, connection, header, key)
         plan = key.plan
         dtype = plan.sum_dtype if carries else plan.dtype
         most_bytes = -1
@@ -73,11 +72,17 @@ class RowsConsumer:
         size_bytes = header.payload_bytes
         payload = memory(size_bytes)
         received = Received(self._push, connection, header, key, (payload, dtype), size_bytes)
-        landed = traced_arrival(self._tracer, header, partial(self._consumer.add_push, received))
-        return Landing(payload if size_bytes else None, landed)
+        if self._tracer.enabled:
+            received.since_ns = now_ns()
+        return payload, received
+
+    def take_push(self, connection: Connection, header: PushRowsHeader, received: Received) -> None:
+        """Queues rows that have arrived."""
+        trace_arrival(self._tracer, header, received.since_ns)
+        self._consumer.add_push(received)
 
     def land_pull(self, connection: Connection, header: PullRowsHeader) -> Landing:
-        """Takes a request for rows; ProtocolError for one that can't be right."""
+        """Lands a request for rows; ProtocolError for one that can't be right."""
         key = self._engine.key_of_rows(header.key, header.rank)
         count, rest = divmod(header.payload_bytes, NUMBER.itemsize)
         each = 2 if header.flags & header.KNOWN else 1
@@ -88,15 +93,19 @@ class RowsConsumer:
                 f"this server keeps {key.rows}"
             )
         payload = memory(header.payload_bytes)
+        return payload, payload
 
-        def arrived() -> None:
-            words = np.frombuffer(payload, NUMBER) if count else np.empty(0, NUMBER)
-            if header.flags & header.NAMED:
-                check_numbers(words[: count // each], 0, key.rows)
-            size_bytes = header.payload_bytes
-            self._consumer.add_push(Received(self._ask, connection, header, key, words, size_bytes))
-
-        return Landing(payload if count else None, arrived)
+    def take_pull(
+        self, connection: Connection, header: PullRowsHeader, payload: memoryview
+    ) -> None:
+        """Queues a request for rows; ProtocolError for one that can't be right."""
+        key = self._engine.key_of_rows(header.key, header.rank)
+        words = np.frombuffer(payload, NUMBER) if payload else np.empty(0, NUMBER)
+        if header.flags & header.NAMED:
+            named = len(words) // 2 if header.flags & header.KNOWN else len(words)
+            check_numbers(words[:named], 0, key.rows)
+        size_bytes = header.payload_bytes
+        self._consumer.add_push(Received(self._ask, connection, header, key, words, size_bytes))
 
     def _push(self, received: Received) -> None:
         """Takes a frame, with a payload and the dtype of its elements if it has a gradient."""

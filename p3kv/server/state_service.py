@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
-from typing import Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from p3kv.errors import ProtocolError, in_one_line
 from p3kv.server.engine import BucketSlice, Engine, Key, ServerKey
 from p3kv.server.optimizer import State
 from p3kv.server.workers import Workers
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.fields import RoundHeader, StateHeader
-from p3kv.wire.framing import Frame, Landing, message_landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
 from p3kv.wire.messages import UNKNOWN, StateOutline
 from p3kv.wire.states import ArrivingState, PlainState, queue_state
@@ -23,9 +22,12 @@ _log = logging.getLogger(__name__)
 class _Waiting(NamedTuple):
     """Work on a key's states when a round has ended for all its slices."""
 
+    connection: Connection
+    header: Any
+    """That of STATES, or of the state's last frame."""
     key: Key
-    round: int
-    act: Callable[[], None]
+    arrived: Optional[ArrivingState]
+    """A state to take; None: one is to be given."""
 
 
 class StateService:
@@ -45,35 +47,37 @@ class StateService:
         """By the rank of the worker that waits."""
         self._arriving: Optional[ArrivingState] = None
 
-    def ask(self, connection: Connection, header: StateHeader) -> Landing:
+    def ask(self, connection: Connection, header: StateHeader, _: None) -> None:
         """Sends a worker the state of a key, when the round has ended for which it asks."""
-        key = self._key(header)
-        give = partial(self._give, connection, header, key)
-        return Landing(None, partial(self._when_ended, header, key, give))
+        self._when_ended(_Waiting(connection, header, self._key(header), None))
 
-    def land(self, connection: Connection, header: StateHeader) -> Landing:
+    def take(self, connection: Connection, header: StateHeader, outline: StateOutline) -> None:
         """Takes the outline of a state that worker rank 0 gives."""
         key = self._key(header, header.round)
         if self._arriving is not None:
             raise ProtocolError("it sent an optimizer's state before the last one was complete")
-        return message_landing(
-            header, StateOutline, partial(self._outlined, connection, header, key)
-        )
+        _bucket(header, key)
+        kept_elems = key.plan.kept_elems
+        self._arriving = ArrivingState(outline, kept_elems, _whole(header), header.member)
+        self._take_if_complete(connection, header, key)
 
     def land_bytes(self, connection: Connection, header: RoundHeader) -> Landing:
-        """Takes the next bytes of this state."""
+        """Lands the next bytes of this state."""
         key = self._key(header, header.round)
         if self._arriving is None:
             raise ProtocolError("it sent bytes of an optimizer's state that it has not announced")
-        memory = self._arriving.land(header)
-        return Landing(memory, partial(self._take_if_complete, connection, header, key))
+        return self._arriving.land(header), key
+
+    def take_bytes(self, connection: Connection, header: RoundHeader, key: Key) -> None:
+        """Takes these bytes."""
+        self._take_if_complete(connection, header, key)
 
     def round_ended(self, key: Key) -> None:
         """To be called when a slice of a key has ended a round, and something is waiting."""
         for rank, waiting in list(self.waiting.items()):
-            if waiting.key is key and key.has_ended(waiting.round):
+            if waiting.key is key and key.has_ended(waiting.header.round):
                 del self.waiting[rank]
-                waiting.act()
+                self._act(waiting)
 
     def _key(self, header: RoundHeader, gives_for: int = UNKNOWN) -> Key:
         """The key of a state that a worker asks for, or that rank 0 gives for a round: slices have
@@ -85,14 +89,22 @@ class StateService:
             )
         return key
 
-    def _when_ended(self, header: RoundHeader, key: Key, act: Callable[[], None]) -> None:
+    def _when_ended(self, waiting: _Waiting) -> None:
+        header, key = waiting.header, waiting.key
         if header.rank in self.waiting:
             raise ProtocolError("it asked for a state before it had the last one")
         key.check_ahead(header.round, header.rank)  # or no round so far ahead would ever end
         if key.has_ended(header.round):
-            act()
+            self._act(waiting)
         else:
-            self.waiting[header.rank] = _Waiting(key, header.round, act)
+            self.waiting[header.rank] = waiting
+
+    def _act(self, waiting: _Waiting) -> None:
+        connection, header, key, arrived = waiting
+        if arrived is None:
+            self._give(connection, header, key)
+        else:
+            self._replace(connection, header, key, arrived)
 
     def _give(self, connection: Connection, header: StateHeader, key: Key) -> None:
         if connection.closed:
@@ -110,21 +122,13 @@ class StateService:
             connection.writer, self._rank, header.key, header.round, plain, whole, header.member
         )
 
-    def _outlined(
-        self, connection: Connection, header: StateHeader, key: Key, outline: StateOutline
-    ) -> None:
-        _bucket(header, key)
-        kept_elems = key.plan.kept_elems
-        self._arriving = ArrivingState(outline, kept_elems, _whole(header), header.member)
-        self._take_if_complete(connection, header, key)
-
     def _take_if_complete(self, connection: Connection, header: RoundHeader, key: Key) -> None:
         assert self._arriving is not None
         if self._arriving.complete:
             arrived, self._arriving = self._arriving, None
-            self._when_ended(header, key, partial(self._take, connection, header, key, arrived))
+            self._when_ended(_Waiting(connection, header, key, arrived))
 
-    def _take(
+    def _replace(
         self, connection: Connection, header: RoundHeader, key: Key, arrived: ArrivingState
     ) -> None:
         plain = arrived.state

@@ -6,14 +6,16 @@ import fcntl
 import struct
 import termios
 import time
+from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Mapping, Optional, Tuple, Type
 
 from p3kv.errors import ProtocolError
 from p3kv.transport import Link
 from p3kv.wire.fields import Header
-from p3kv.wire.framing import Frame, FrameReader, FrameWriter, Landing
+from p3kv.wire.framing import Frame, FrameReader, FrameWriter
 from p3kv.wire.header import ACKNOWLEDGE, URGENT, Kind
+from p3kv.wire.messages import Message, decode
 from p3kv.wire.protocol import Conversation
 
 _TELL_EVERY_BYTES = 1 << 20
@@ -27,30 +29,56 @@ _BITE_BYTES = 1 << 20
 this time, and no more than so much. No frame overtakes one that has begun, and a process wakes up
 each time that a full link has room."""
 _ACK = Header(Kind.ACK, 0)
-_NOTHING = Landing(None, lambda: None)
+
+Landing = Tuple[Optional[memoryview], Any]
+"""Memory of a payload's size, None if there is no payload; and the payload that `arrivals` gets."""
+
+
+class Handler(ABC):
+    """What a process does with the frames that come over some connections: a method for each kind.
+
+    All belongs to the loop's thread. Methods raise ProtocolError for a frame that can't be right.
+    """
+
+    arrivals: Mapping[int, Callable[[Connection, Any, Any], None]]
+    """By kind, `take(connection, header, payload)`, when all of a frame has come. The payload is a
+    message where the protocol names one; else its memory, or what `landings` gave; else None."""
+    landings: Mapping[int, Callable[[Connection, Any], Landing]]
+    """By kind, `land(connection, header)`, where the handler decides where a payload goes, or
+    refuses it before it comes. It is called when the frame before has been taken, because that may
+    decide it. Other payloads get memory of their own (`new_memory`)."""
+
+    @abstractmethod
+    def lost(self, connection: Connection, reason: str) -> None:
+        """Called once when the peer broke the protocol, and each time when the link has ended."""
+
+
+def new_memory(header: Header) -> Landing:
+    """Memory of its own for a payload, which the handler takes."""
+    memory = memoryview(bytearray(header.payload_bytes))
+    return memory, memory
 
 
 class Connection:
     """Frames in both directions over a link, driven by a `Loop`.
 
-    `land(connection, header)` takes every frame that the peer may send now, and
-    `on_lost(connection, reason)` is called once when the peer broke the protocol, and each time
-    when the link has ended. `resume` then goes on with another link: no byte is lost or comes
-    twice, because both ends count them, from the welcome on.
+    When a link has ended, `resume` goes on with another: no byte is lost or comes twice, because
+    both ends count them, from the welcome on.
     """
 
     def __init__(
         self,
         link: Link,
         conversation: Conversation,
-        land: Callable[[Connection, Header], Landing],
-        on_lost: Callable[[Connection, str], None],
+        handler: Handler,
         send_buffer_bytes: int,
     ) -> None:
         """`send_buffer_bytes`: the credit, until `hold_at_most` changes it."""
-        self._land = land
-        self._on_lost = on_lost
-        self._reader = FrameReader(self._hear)
+        self.handler = handler
+        self._reader = FrameReader()
+        self._frame: Optional[Tuple[Header, Optional[Type[Message]], Any]] = None
+        """A frame that has begun to arrive: its header, which message it carries, and its payload
+        or what the handler takes for it."""
         self.credit_bytes = send_buffer_bytes
         """Most unsent bytes on the link, but of a large frame."""
         self._limit_bytes = send_buffer_bytes
@@ -109,7 +137,7 @@ class Connection:
         """Reads once, and what the link holds then; the loop calls again while there is more."""
         self._receive_once()
         self._receive_held()
-        wake_at = min(self._reader.missing_bytes, _WAKE_BYTES) or 1
+        wake_at = min(len(self._reader.missing), _WAKE_BYTES) or 1
         if wake_at != self._wakes_at and not self.closed:
             self._wakes_at = wake_at
             self._link.wake_at(wake_at)
@@ -133,7 +161,8 @@ class Connection:
             self._end("it closed the connection")
             return
         self.writer.received_bytes += count
-        self._read(self._reader.received, count)
+        self._reader.received(count)
+        self._take_arrived()
 
     def send(self) -> int:
         """Writes once, and returns how many bytes; sets `blocked` when the link is full."""
@@ -217,7 +246,7 @@ class Connection:
         self.ended = False
         self._use(link)
         if not self.welcome:
-            self._reader = FrameReader(self._hear)
+            self._reader, self._frame = FrameReader(), None
 
     def resume(self, received: int, preamble: bytes = b"", ahead: bytes = b"") -> None:
         """Goes on where the last link has ended: the peer has received `received` bytes. `preamble`
@@ -233,7 +262,10 @@ class Connection:
             self.begin(preamble)
         self.blocked = False
         self.writer.received_bytes += len(ahead)
-        self._read(self._reader.feed, ahead)
+        rest = memoryview(ahead)
+        while rest and not self.closed:
+            rest = rest[self._reader.feed(rest) :]
+            self._take_arrived()
         self._receive_held()
 
     def drop_link(self) -> None:
@@ -243,7 +275,7 @@ class Connection:
         self._link.close()
 
     def close(self) -> None:
-        """Closes the link; no callback comes after it. May be called twice."""
+        """Closes the link; the handler hears nothing after it. May be called twice."""
         self.closed = True
         self.drop_link()
 
@@ -256,28 +288,49 @@ class Connection:
         self._full = None
         self._limit(self.credit_bytes)
 
-    def _hear(self, header: Header) -> Landing:
-        if self.welcome:
-            self.writer.arrived(header.received)
-            if header.kind == Kind.ACK and not header.payload_bytes:
-                return _NOTHING
-        self.conversation.hear(header)
-        if header.flags & ACKNOWLEDGE:
-            self._asked = True
-        return self._land(self, header)
-
-    def _read(self, read: Callable[[Any], None], what: Any) -> None:
+    def _take_arrived(self) -> None:
+        """Has the handler take each frame that has arrived, and decide where the next one goes."""
         try:
-            read(what)
+            while not self._reader.missing and not self.closed:
+                if self._frame is not None:
+                    header, message, payload = self._frame
+                    self._frame = None
+                    if message is not None:
+                        payload = decode(payload, message)
+                    self.handler.arrivals[header.kind](self, header, payload)
+                if not self._begin_next():
+                    break
         except ProtocolError as error:
             self._lose(str(error))
         else:
             self._tell_if_due()
 
+    def _begin_next(self) -> bool:
+        """Takes the next header and decides where its payload goes; False if it has not come."""
+        header = self._reader.next_header()
+        if header is None:
+            return False
+        if self.welcome:
+            self.writer.arrived(header.received)
+            if header.kind == Kind.ACK and not header.payload_bytes:
+                return True
+        rule = self.conversation.hear(header)
+        if header.flags & ACKNOWLEDGE:
+            self._asked = True
+        land = self.handler.landings.get(header.kind)
+        if land is not None:
+            memory, payload = land(self, header)
+        else:
+            memory, payload = new_memory(header) if rule.most_bytes else (None, None)
+        if memory:
+            self._reader.land(memory)
+        self._frame = header, rule.message, payload
+        return True
+
     def _tell_if_due(self) -> None:
         """Has the peer know what has arrived, if it asked for that, or if it was much."""
         owed_bytes = self.writer.received_bytes - self.writer.told_bytes
-        due = owed_bytes >= _TELL_EVERY_BYTES or (self._asked and not self._reader.in_payload)
+        due = owed_bytes >= _TELL_EVERY_BYTES or (self._asked and not self._reader.missing)
         if due and self.welcome and not self._telling and not self.closed:
             self._asked = False
             if owed_bytes:
@@ -291,13 +344,13 @@ class Connection:
     def _end(self, reason: str) -> None:
         if not self.closed and not self.ended:
             self.ended = True
-            self._on_lost(self, reason)
+            self.handler.lost(self, reason)
 
     def _lose(self, reason: str) -> None:
         if not self.closed:
             self.closed = True
             self.ended = False
-            self._on_lost(self, reason)
+            self.handler.lost(self, reason)
 
 
 def held_by(descriptor: int) -> int:

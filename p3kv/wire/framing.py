@@ -1,20 +1,19 @@
 """Data frames to and from a stream of bytes, without any input or output.
 
-The reader says where the next bytes should go, so that a slice's elements are received directly
-where they belong. The writer says which bytes come next; it decides at the last moment which frame
-is the most urgent.
+The reader gives one header after the other, and is told where each payload goes, so that a slice's
+elements are received directly where they belong. The writer says which bytes come next; it decides
+at the last moment which frame is the most urgent.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from typing import Any, Callable, Deque, List, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Deque, List, Optional, Tuple, Union
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.fields import Header
 from p3kv.wire.header import HEADER_BYTES, pack_header, unpack_header
-from p3kv.wire.messages import decode
 from p3kv.wire.queue import PriorityQueue
 
 _READ_AHEAD_BYTES = 16 * 1024
@@ -23,38 +22,19 @@ _MAX_BUFFERS = 256
 _TURN = -(2**63)
 
 
-class Landing(NamedTuple):
-    """Where a frame's payload goes, and what to do when all of it is there."""
-
-    memory: Optional[memoryview]
-    """`payload_bytes` of writable memory, None if there are none."""
-    arrived: Callable[[], None]
-
-
-Land = Callable[[Header], Landing]
-"""Takes a frame whose header has arrived. Raises ProtocolError for a frame that must not come."""
-
-
-def message_landing(header: Header, expected: Any, take: Callable[[Any], None]) -> Landing:
-    """A landing for a frame that carries a message of the expected type, which `take` gets."""
-    words = memoryview(bytearray(header.payload_bytes))
-    return Landing(words, lambda: take(decode(words, expected)))
-
-
 class FrameReader:
-    """Turns received bytes into frames, each of which `land` gives a landing.
+    """Turns received bytes into frames.
 
     Bytes are received into `buffers()`: first the missing bytes of the current payload, then a
     small read-ahead buffer, from which the reader takes further headers and small payloads.
     """
 
-    def __init__(self, land: Land) -> None:
-        self._land = land
+    def __init__(self) -> None:
         self._ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
         self._ahead_start = 0
         self._ahead_end = 0
-        self._landing: Optional[Landing] = None
-        self._missing: memoryview = self._ahead[:0]
+        self.missing: memoryview = self._ahead[:0]
+        """Where bytes of the current payload are missing; empty once all of it is there."""
 
     def buffers(self) -> List[memoryview]:
         """Where the next received bytes go, in this order."""
@@ -63,41 +43,29 @@ class FrameReader:
             self._ahead[:held] = self._ahead[self._ahead_start : self._ahead_end]
             self._ahead_start, self._ahead_end = 0, held
         free = self._ahead[self._ahead_end :]
-        return [self._missing, free] if self._missing else [free]
+        return [self.missing, free] if self.missing else [free]
 
     def received(self, count: int) -> None:
-        """Takes `count` bytes that are in `buffers()`; frames that are complete now have arrived.
-
-        A frame arrives before the next one gets its landing, because its arrival may decide where
-        the next one goes. Raises what `land` and `arrived` raise.
-        """
-        direct = min(count, len(self._missing))
-        self._missing = self._missing[direct:]
+        """Takes `count` bytes that are in `buffers()`; `next_header` must follow."""
+        direct = min(count, len(self.missing))
+        self.missing = self.missing[direct:]
         self._ahead_end += count - direct
-        while not self._missing:
-            landing = self._landing
-            if landing is not None:
-                self._landing = None
-                landing.arrived()
-            if self._ahead_end - self._ahead_start < HEADER_BYTES:
-                break
-            header = unpack_header(self._ahead, self._ahead_start)
-            self._ahead_start += HEADER_BYTES
-            self._landing = self._land(header)
-            memory = self._landing.memory
-            if memory is not None:
-                self._missing = memory
-                self._fill_from_ahead()
 
-    @property
-    def in_payload(self) -> bool:
-        """Whether bytes of the current payload are missing."""
-        return len(self._missing) > 0
+    def next_header(self) -> Optional[Header]:
+        """Header of the next frame; None while it has not come, or the payload before has not."""
+        if self.missing or self._ahead_end - self._ahead_start < HEADER_BYTES:
+            return None
+        header = unpack_header(self._ahead, self._ahead_start)
+        self._ahead_start += HEADER_BYTES
+        return header
 
-    @property
-    def missing_bytes(self) -> int:
-        """How many bytes of the current payload are missing."""
-        return len(self._missing)
+    def land(self, memory: memoryview) -> None:
+        """Receives the payload that follows the last header into memory of its size."""
+        count = min(len(memory), self._ahead_end - self._ahead_start)
+        if count:
+            memory[:count] = self._ahead[self._ahead_start : self._ahead_start + count]
+            self._ahead_start += count
+        self.missing = memory[count:]
 
     @property
     def ahead_bytes(self) -> int:
@@ -110,24 +78,15 @@ class FrameReader:
         self._ahead_start = self._ahead_end
         return ahead
 
-    def feed(self, data: bytes) -> None:
-        """Takes bytes that another reader has received ahead; raises what `received` raises."""
-        rest = memoryview(data)
-        while len(rest):
-            count = 0
-            for buffer in self.buffers():
-                part = rest[count : count + len(buffer)]
-                buffer[: len(part)] = part
-                count += len(part)
-            self.received(count)
-            rest = rest[count:]
-
-    def _fill_from_ahead(self) -> None:
-        count = min(len(self._missing), self._ahead_end - self._ahead_start)
-        if count:
-            self._missing[:count] = self._ahead[self._ahead_start : self._ahead_start + count]
-            self._missing = self._missing[count:]
-            self._ahead_start += count
+    def feed(self, data: memoryview) -> int:
+        """Takes bytes that another reader has received ahead, as `received`; returns how many."""
+        count = 0
+        for buffer in self.buffers():
+            part = data[count : count + len(buffer)]
+            buffer[: len(part)] = part
+            count += len(part)
+        self.received(count)
+        return count
 
 
 Pieces = Union[memoryview, Tuple[memoryview, ...]]

@@ -9,7 +9,7 @@ server. What a frame says of keys and rounds is checked by whoever takes it.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Mapping, NamedTuple, Optional
+from typing import Mapping, NamedTuple, Optional, Type
 
 from p3kv.config import MAX_SLICE_ELEMS
 from p3kv.errors import ProtocolError
@@ -28,7 +28,27 @@ from p3kv.wire.header import (
     WANTS_RESULT,
     Kind,
 )
-from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES
+from p3kv.wire.messages import (
+    MAX_MESSAGE_BYTES,
+    MAX_PROOF_BYTES,
+    Checkpoint,
+    CutReached,
+    DataWelcome,
+    DeclaredKey,
+    ForwardOrder,
+    LastRounds,
+    Message,
+    Norm,
+    Resumed,
+    Scale,
+    SharedMemory,
+    SliceSizes,
+    Squares,
+    Stalled,
+    StateOutline,
+    StepPushed,
+    Written,
+)
 from p3kv.wire.proofs import CHALLENGE_BYTES, HELLO_BYTES
 
 MAX_SLICE_BYTES = MAX_SLICE_ELEMS * 8
@@ -61,6 +81,19 @@ class Rule(NamedTuple):
     only_rank_0: bool = False
     flags: int = 0
     """Those that a frame may have."""
+    message: Optional[Type[Message]] = None
+    """What the payload is; None for one that the receiver places, and reads by itself."""
+
+
+def _message(
+    message: Type[Message],
+    then: Optional[Phase] = None,
+    only_rank_0: bool = False,
+    flags: int = 0,
+    most_bytes: int = MAX_MESSAGE_BYTES,
+) -> Rule:
+    """Rule of frames that carry a message."""
+    return Rule(most_bytes, then, only_rank_0, flags, message)
 
 
 Rules = Mapping[Phase, Mapping[int, Rule]]
@@ -83,22 +116,22 @@ FROM_WORKERS: Rules = {
         Kind.PULL_ROWS: Rule(
             MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED | PullRowsHeader.KNOWN | EXACT
         ),
-        Kind.KEY: Rule(MAX_MESSAGE_BYTES),
-        Kind.SLICE_SIZES: Rule(MAX_MESSAGE_BYTES),
+        Kind.KEY: _message(DeclaredKey),
+        Kind.SLICE_SIZES: _message(SliceSizes),
         Kind.OPEN: Rule(),
         Kind.PROBE: Rule(MAX_PROBE_BYTES),
         Kind.OPTIMIZER: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
-        Kind.ORDER: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
+        Kind.ORDER: _message(ForwardOrder, only_rank_0=True),
         Kind.STATES: Rule(flags=StateHeader.WHOLE_TENSOR),
-        Kind.STATE: Rule(MAX_MESSAGE_BYTES, only_rank_0=True, flags=StateHeader.WHOLE_TENSOR),
+        Kind.STATE: _message(StateOutline, only_rank_0=True, flags=StateHeader.WHOLE_TENSOR),
         Kind.STATE_BYTES: Rule(MAX_STATE_BYTES, only_rank_0=True),
         Kind.CLIPPED: Rule(only_rank_0=True),
-        Kind.STEP_PUSHED: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
-        Kind.SCALE: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
-        Kind.CHECKPOINT: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
-        Kind.CUT: Rule(MAX_MESSAGE_BYTES),
-        Kind.WRITTEN: Rule(MAX_MESSAGE_BYTES),
-        Kind.RESUMED: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
+        Kind.STEP_PUSHED: _message(StepPushed, only_rank_0=True),
+        Kind.SCALE: _message(Scale, only_rank_0=True),
+        Kind.CHECKPOINT: _message(Checkpoint, only_rank_0=True),
+        Kind.CUT: _message(CutReached),
+        Kind.WRITTEN: _message(Written),
+        Kind.RESUMED: _message(Resumed, only_rank_0=True),
         Kind.FORGET: Rule(),
         Kind.BYE: Rule(then=Phase.LEFT),
     },
@@ -106,25 +139,27 @@ FROM_WORKERS: Rules = {
 }
 FROM_SERVERS: Rules = {
     Phase.NEW: {Kind.CHALLENGE: Rule(CHALLENGE_BYTES, then=Phase.WAITING)},
-    Phase.WAITING: {Kind.WELCOME: Rule(MAX_PROOF_BYTES, then=Phase.OPEN)},
+    Phase.WAITING: {
+        Kind.WELCOME: _message(DataWelcome, then=Phase.OPEN, most_bytes=MAX_PROOF_BYTES)
+    },
     Phase.OPEN: {
         Kind.UPDATED: Rule(MAX_SLICE_BYTES, flags=ENCODED | NO_GRADIENT),
         Kind.PULLED: Rule(MAX_SLICE_BYTES, flags=ENCODED),
         Kind.ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED | GAPS),
         Kind.ENDED: Rule(flags=NO_GRADIENT),
-        Kind.SLICE_SIZES: Rule(MAX_MESSAGE_BYTES),
+        Kind.SLICE_SIZES: _message(SliceSizes),
         Kind.OPEN: Rule(),
         Kind.PROBE: Rule(MAX_PROBE_BYTES),
-        Kind.ORDER: Rule(MAX_MESSAGE_BYTES),
-        Kind.STALLED: Rule(MAX_MESSAGE_BYTES),
-        Kind.STATE: Rule(MAX_MESSAGE_BYTES, flags=StateHeader.WHOLE_TENSOR),
+        Kind.ORDER: _message(ForwardOrder),
+        Kind.STALLED: _message(Stalled),
+        Kind.STATE: _message(StateOutline, flags=StateHeader.WHOLE_TENSOR),
         Kind.STATE_BYTES: Rule(MAX_STATE_BYTES),
         Kind.LOADED: Rule(),
-        Kind.SQUARES: Rule(MAX_MESSAGE_BYTES),
-        Kind.NORM: Rule(MAX_MESSAGE_BYTES),
-        Kind.CHECKPOINT: Rule(MAX_MESSAGE_BYTES),
-        Kind.WRITTEN: Rule(MAX_MESSAGE_BYTES),
-        Kind.RESUMED: Rule(MAX_MESSAGE_BYTES),
+        Kind.SQUARES: _message(Squares),
+        Kind.NORM: _message(Norm),
+        Kind.CHECKPOINT: _message(Checkpoint),
+        Kind.WRITTEN: _message(Written),
+        Kind.RESUMED: _message(Resumed),
         Kind.BYE: Rule(then=Phase.LEFT),
     },
     Phase.LEFT: {},
@@ -132,13 +167,13 @@ FROM_SERVERS: Rules = {
 FROM_NEIGHBOURS: Rules = {
     # The socket shows who it is.
     Phase.NEW: {
-        Kind.MEMORY: Rule(MAX_MESSAGE_BYTES),
+        Kind.MEMORY: _message(SharedMemory),
         Kind.SUMMAND: Rule(flags=WANTS_RESULT | NO_GRADIENT),
         Kind.VALUE: Rule(flags=NO_GRADIENT | ValueHeader.SUM_AS_BEFORE),
         Kind.PULL_ROWS: Rule(MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED | EXACT),
         Kind.ROWS: Rule(MAX_ROWS_BYTES, flags=GAPS),
-        Kind.SLICE_SIZES: Rule(MAX_MESSAGE_BYTES),
-        Kind.BYE: Rule(MAX_MESSAGE_BYTES, then=Phase.LEFT, flags=ACKNOWLEDGE),
+        Kind.SLICE_SIZES: _message(SliceSizes),
+        Kind.BYE: _message(LastRounds, then=Phase.LEFT, flags=ACKNOWLEDGE),
     },
     Phase.LEFT: {},
 }
@@ -180,8 +215,9 @@ class Conversation:
         """Whether the peer says nothing any more."""
         return self._phase is Phase.LEFT
 
-    def hear(self, header: Header) -> None:
-        """Takes a frame's header; ProtocolError for a frame that must not come now."""
+    def hear(self, header: Header) -> Rule:
+        """Takes a frame's header, and returns the rule of its kind; ProtocolError for a frame that
+        must not come now."""
         if self.peer is not None and header.rank != self.peer:
             raise ProtocolError(
                 f"{self._role} {self.peer} sent a frame of {self._role} {header.rank}"
@@ -196,6 +232,7 @@ class Conversation:
             raise ProtocolError(self._refusal(header, rule))
         if rule.then is not None:
             self._enter(rule.then)
+        return rule
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase

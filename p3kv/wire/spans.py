@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Callable
-
 from p3kv.common.tracing import RECEIVE, SEND, UNKNOWN, Span, Tracer, now_ns
 from p3kv.wire.fields import TransferHeader
 from p3kv.wire.framing import Frame, Payload, Pieces, size_of
@@ -50,19 +47,10 @@ class _Departure:
             self._on_sent()
 
 
-def traced_arrival(
-    tracer: Tracer, header: TransferHeader, arrived: Callable[[], None]
-) -> Callable[[], None]:
-    """Function to call when a frame has arrived whose header has arrived now: `arrived`, and the
-    frame is traced if anything is."""
-    return partial(_arrive, tracer, header, arrived, now_ns()) if tracer.enabled else arrived
-
-
-def _arrive(
-    tracer: Tracer, header: TransferHeader, arrived: Callable[[], None], start_ns: int
-) -> None:
-    tracer.span(span(RECEIVE, header, start_ns, start_ns, header.rank, header.payload_bytes))
-    arrived()
+def trace_arrival(tracer: Tracer, header: TransferHeader, start_ns: int) -> None:
+    """Records that a frame has arrived whose header came at `start_ns`, unless that is 0."""
+    if start_ns:
+        tracer.span(span(RECEIVE, header, start_ns, start_ns, header.rank, header.payload_bytes))
 
 
 def span(

@@ -6,7 +6,6 @@ import logging
 import time
 from functools import partial
 from typing import (
-    Any,
     Callable,
     Collection,
     Dict,
@@ -27,9 +26,9 @@ from p3kv.consistency import make_consistency
 from p3kv.slicing import CREDIT_BYTES
 from p3kv.transport import Link
 from p3kv.wire import messages
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Handler
 from p3kv.wire.fields import Header, SliceSizesHeader, StepHeader, StoreHeader
-from p3kv.wire.framing import Frame, Landing, message_landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, LAST, URGENT, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN, ForwardOrder, SliceSizes, Stalled, encode
@@ -38,6 +37,7 @@ from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.global_norms import GlobalNorms
+from p3kv.worker.joining import Joining
 from p3kv.worker.measuring.processor import ProcessorDelay
 from p3kv.worker.measuring.step_times import StepTimes
 from p3kv.worker.routes import HostSums, RowsRoute, SliceRoute
@@ -53,11 +53,8 @@ from p3kv.worker.tuning import Tuning
 
 _log = logging.getLogger(__name__)
 
-Handler = Callable[[Connection, Any], Landing]
-"""Takes the frames of one kind, with its header."""
 
-
-class DataPlane:
+class DataPlane(Handler):
     """Takes the frames that `p3kv.wire.protocol` allows, and sends this worker's.
 
     Belongs to the worker's thread, except what says otherwise.
@@ -75,7 +72,7 @@ class DataPlane:
         on_lost: Callable[[Connection, str], None],
         on_bye: Callable[[], None],
         wait: Callable[[float], None],
-        joining: Mapping[int, Handler],
+        joining: Joining,
         neighbours: Mapping[int, Connection],
     ) -> None:
         """`local_servers` are the ranks of the servers on this host. `report` tells the scheduler
@@ -129,25 +126,33 @@ class DataPlane:
         self.global_norms = GlobalNorms(rank, self.tell, self.servers)
         self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
         """Belongs to the thread that uses the stores."""
-        self._handlers: Dict[int, Handler] = {
-            **joining,
+        self.arrivals = {
+            **joining.arrivals,
+            Kind.UPDATED: self.slices.take,
+            Kind.PULLED: self.slices.take,
+            Kind.ENDED: self.exchange.take_ended,
+            Kind.ROWS: self.rows.take,
+            Kind.SLICE_SIZES: self._take_slice_sizes,
+            Kind.OPEN: self._open,
+            Kind.ORDER: self._set_order,
+            Kind.STALLED: self._note_stall,
+            Kind.STATE: self.states.take,
+            Kind.STATE_BYTES: self.states.take_bytes,
+            Kind.LOADED: self.states.take_loaded,
+            Kind.SQUARES: self.global_norms.take_squares,
+            Kind.NORM: self.global_norms.take_norm,
+            Kind.CHECKPOINT: self.checkpoints.take_asked,
+            Kind.WRITTEN: self.checkpoints.take_written,
+            Kind.RESUMED: self.checkpoints.take_resumed,
+            Kind.BYE: self._take_bye,
+        }
+        self.landings = {
+            **joining.landings,
             Kind.UPDATED: self.slices.land,
             Kind.PULLED: self.slices.land,
-            Kind.ENDED: self.exchange.land_ended,
             Kind.ROWS: self.rows.land,
-            Kind.SLICE_SIZES: self._land_slice_sizes,
-            Kind.OPEN: self._land_open,
-            Kind.ORDER: self._land_forward_order,
-            Kind.STALLED: self._land_stalled,
-            Kind.STATE: self.states.land,
             Kind.STATE_BYTES: self.states.land_bytes,
-            Kind.LOADED: self.states.land_loaded,
-            Kind.SQUARES: self.global_norms.land_squares,
-            Kind.NORM: self.global_norms.land_norm,
             Kind.CHECKPOINT: self.checkpoints.land_asked,
-            Kind.WRITTEN: self.checkpoints.land_written,
-            Kind.RESUMED: self.checkpoints.land_resumed,
-            Kind.BYE: self._land_bye,
         }
 
     def look_for_silences(self) -> None:
@@ -170,7 +175,7 @@ class DataPlane:
         conversation = Conversation(FROM_SERVERS, "server")
         conversation.peer = server
         credit_bytes = self._settings.send_buffer_bytes or CREDIT_BYTES
-        connection = Connection(link, conversation, self._land, self._on_lost, credit_bytes)
+        connection = Connection(link, conversation, self, credit_bytes)
         self.servers[server] = connection
         return connection
 
@@ -262,27 +267,23 @@ class DataPlane:
         order = ForwardOrder([key_id for ids in self._orders.values() for key_id in ids])
         self.tell(Header(Kind.ORDER, self.rank), encode(order))
 
-    def _land(self, connection: Connection, header: Header) -> Landing:
-        return self._handlers[header.kind](connection, header)
+    def lost(self, connection: Connection, reason: str) -> None:
+        self._on_lost(connection, reason)
 
-    def _land_slice_sizes(self, connection: Connection, header: SliceSizesHeader) -> Landing:
-        return message_landing(header, SliceSizes, partial(self.tuning.adopt, header.from_round))
+    def _take_slice_sizes(
+        self, connection: Connection, header: SliceSizesHeader, sizes: SliceSizes
+    ) -> None:
+        self.tuning.adopt(header.from_round, sizes)
 
-    def _land_open(self, connection: Connection, header: StepHeader) -> Landing:
-        return Landing(None, partial(self._egress.open, header.rank, header.step))
+    def _open(self, connection: Connection, header: StepHeader, _: None) -> None:
+        self._egress.open(header.rank, header.step)
 
-    def _land_forward_order(self, connection: Connection, header: Header) -> Landing:
-        return message_landing(header, ForwardOrder, self._set_order)
-
-    def _set_order(self, order: ForwardOrder) -> None:
+    def _set_order(self, connection: Connection, header: Header, order: ForwardOrder) -> None:
         self.exchange.set_order(order.key_ids)
         _log.info("the forward order is known: %d keys", len(order.key_ids))
 
-    def _land_stalled(self, connection: Connection, header: Header) -> Landing:
-        return message_landing(header, Stalled, self._note_stall)
-
-    def _note_stall(self, stalled: Stalled) -> None:
+    def _note_stall(self, connection: Connection, header: Header, stalled: Stalled) -> None:
         self._stalls.note(stalled, time.monotonic())
 
-    def _land_bye(self, connection: Connection, header: Header) -> Landing:
-        return Landing(None, self._on_bye)
+    def _take_bye(self, connection: Connection, header: Header, _: None) -> None:
+        self._on_bye()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from p3kv.common.tracing import APPLIED, Tracer
@@ -21,7 +20,6 @@ from p3kv.wire.fields import (
     TransferHeader,
     UpdatedHeader,
 )
-from p3kv.wire.framing import Landing
 from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT
 from p3kv.wire.messages import UNKNOWN
 from p3kv.worker.egress import Egress
@@ -245,7 +243,7 @@ class Exchange:
 
     # Rounds that end.
 
-    def land_ended(self, connection: Connection, header: EndedHeader) -> Landing:
+    def take_ended(self, connection: Connection, header: EndedHeader, _: None) -> None:
         """Takes the end of a round; ProtocolError if no push expects it."""
         key = self.keys.get(header.key)
         push = None if key is None else key.channel.in_flight.get(header.round)
@@ -256,9 +254,6 @@ class Exchange:
             )
         if header.flags & NO_GRADIENT:
             push.check_lacking(header)
-        return Landing(None, partial(self._round_ended, push, header))
-
-    def _round_ended(self, push: Transfer, header: EndedHeader) -> None:
         push.ending.remove(header.rank)
         if not push.ending:
             self._end_round(push, header)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import NormHeader, ScaleHeader, StepHeader
-from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import Kind
 from p3kv.wire.messages import Norm, Scale, Squares, StepPushed, encode
 
@@ -79,16 +77,20 @@ class GlobalNorms:
         for server in self._servers:
             self._tell(header, encode(StepPushed(clipped.elems.get(server, 0))), [server])
 
-    def land_squares(self, connection: Connection, header: StepHeader) -> Landing:
+    def take_squares(self, connection: Connection, header: StepHeader, squares: Squares) -> None:
         """Takes a server's part of a norm."""
         waiting = self._waiting.get(header.step)
         if waiting is None or header.rank not in waiting.missing:
             raise ProtocolError(f"it sent squares of step {header.step}, for which nobody waits")
-        return message_landing(header, Squares, partial(self._add, header.rank, waiting))
+        waiting.missing.remove(header.rank)
+        waiting.squares += squares.parts
+        if not waiting.missing:
+            self._scale(waiting)
 
-    def land_norm(self, connection: Connection, header: NormHeader) -> Landing:
+    def take_norm(self, connection: Connection, header: NormHeader, norm: Norm) -> None:
         """Takes a step's norm."""
-        return message_landing(header, Norm, partial(self._known, header.store, header.number))
+        self._norms[header.store] = (header.number, norm.norm)
+        self._answer()
 
     def ask(self, store: int, number: int, answer: Future[Any]) -> None:
         """Answers with the norm of the step with a number, or of a later one."""
@@ -110,11 +112,8 @@ class GlobalNorms:
             self._finished.set_exception(error)
             self._finished = None
 
-    def _add(self, server: int, waiting: _Waiting, squares: Squares) -> None:
-        waiting.missing.remove(server)
-        waiting.squares += squares.parts
-        if waiting.missing:
-            return
+    def _scale(self, waiting: _Waiting) -> None:
+        """Tells the servers how to scale the sums of a step whose squares are all there."""
         clipped = waiting.clipped
         del self._waiting[clipped.step]
         norm = norm_of(waiting.squares)
@@ -129,10 +128,6 @@ class GlobalNorms:
         )
         for server in self._servers:
             self._tell(header, encode(Scale(scale, norm, pass_on=server == 0)), [server])
-        self._answer()
-
-    def _known(self, store: int, number: int, norm: Norm) -> None:
-        self._norms[store] = (number, norm.norm)
         self._answer()
 
     def _answer(self) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from functools import partial
 from typing import Dict, NamedTuple
 
 from p3kv.errors import ProtocolError
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Landing, new_memory
 from p3kv.wire.fields import Header, HelloHeader
-from p3kv.wire.framing import Frame, Landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import MAGIC, URGENT, Kind
 from p3kv.wire.messages import PROTOCOL_VERSION, TOKEN_BYTES, DataHello, JobSettings, encode
 from p3kv.wire.proofs import CHALLENGE_BYTES, NONCE_BYTES, Proofs, is_right, nonce
@@ -48,14 +47,14 @@ class Handshakes:
         header = HelloHeader(Kind.HELLO, self._rank, magic=MAGIC, version=PROTOCOL_VERSION)
         connection.writer.push(Frame(URGENT, header, memoryview(hello)))
 
-    def land(self, connection: Connection, header: Header) -> Landing:
-        """Takes a server's challenge."""
+    def land_challenge(self, connection: Connection, header: Header) -> Landing:
+        """Lands a server's challenge."""
         if header.payload_bytes != CHALLENGE_BYTES:
             raise ProtocolError(f"it sent a challenge of {header.payload_bytes} bytes")
-        challenge = bytearray(CHALLENGE_BYTES)
-        return Landing(memoryview(challenge), partial(self._answer, connection, challenge))
+        return new_memory(header)
 
-    def _answer(self, connection: Connection, challenge: bytearray) -> None:
+    def answer(self, connection: Connection, header: Header, challenge: memoryview) -> None:
+        """Answers a challenge; ProtocolError if it is not of a server of this job."""
         proofs, workers_nonce, words = self._hellos.pop(connection)
         servers_nonce, proof = bytes(challenge[:NONCE_BYTES]), bytes(challenge[NONCE_BYTES:])
         if not is_right(proof, proofs.challenge(self._rank, workers_nonce, servers_nonce)):
@@ -64,8 +63,8 @@ class Handshakes:
                 "another program, or of another job?"
             )
         answer = proofs.answer(self._rank, workers_nonce, servers_nonce, words)
-        header = Header(Kind.PROOF, self._rank)
-        connection.writer.push(Frame(URGENT, header, memoryview(answer + words)))
+        proves = Header(Kind.PROOF, self._rank)
+        connection.writer.push(Frame(URGENT, proves, memoryview(answer + words)))
 
     def forget(self, connection: Connection) -> None:
         """The connection has ended before the handshake was complete."""

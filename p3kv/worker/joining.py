@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from functools import partial
-from typing import Callable, Dict, Mapping, Optional, Set
+from typing import Any, Callable, Dict, Mapping, Optional, Set
 
 from p3kv.common.addresses import endpoint
 from p3kv.config import Settings
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.transport import Link, make_transport
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.control import ControlClient
 from p3kv.wire.fields import Header
-from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
@@ -47,7 +45,8 @@ second, and on the slowest networks as long as a few frames take."""
 class Joining:
     """Connects this worker to all servers and agrees with the others on the size of slices.
 
-    What `handlers` names belongs to the worker's thread, all else to the thread that joins.
+    What `arrivals` and `landings` name belongs to the worker's thread, all else to the thread that
+    joins.
     """
 
     def __init__(
@@ -71,12 +70,16 @@ class Joining:
         self._transport_key = transport_key
         self._check = check
         self._changed = changed
-        self.handlers: Mapping[int, Callable[[Connection, Header], Landing]] = {
-            Kind.CHALLENGE: self._handshakes.land,
-            Kind.WELCOME: self._welcome,
-            Kind.PROBE: self._echo,
+        self.arrivals: Mapping[int, Callable[[Connection, Any, Any], None]] = {
+            Kind.CHALLENGE: self._handshakes.answer,
+            Kind.WELCOME: self._begin,
+            Kind.PROBE: self._take_echo,
         }
-        """The frames with which a connection begins."""
+        """The frames with which a connection begins, as in `Handler`."""
+        self.landings: Mapping[int, Callable[[Connection, Any], Landing]] = {
+            Kind.CHALLENGE: self._handshakes.land_challenge,
+            Kind.PROBE: self._land_echo,
+        }
         self._servers: Dict[int, Connection] = {}
         self._welcomed_by: Set[int] = set()
         self._probe: Optional[Probe] = None
@@ -133,14 +136,11 @@ class Joining:
         """
         return self._settings.slice_size or self._measured_slice_size()
 
-    def _welcome(self, connection: Connection, header: Header) -> Landing:
-        return message_landing(header, DataWelcome, partial(self._begin, connection, header.rank))
-
-    def _begin(self, connection: Connection, server: int, welcome: DataWelcome) -> None:
+    def _begin(self, connection: Connection, header: Header, welcome: DataWelcome) -> None:
         if welcome.received:
             raise ProtocolError(f"it has received {welcome.received} bytes that nobody sent")
         connection.begin()
-        self.welcomed(server)
+        self.welcomed(header.rank)
 
     def welcomed(self, server: int) -> None:
         """A server serves this worker from now on."""
@@ -148,10 +148,14 @@ class Joining:
             self._welcomed_by.add(server)
             self._changed.notify_all()
 
-    def _echo(self, connection: Connection, header: Header) -> Landing:
+    def _land_echo(self, connection: Connection, header: Header) -> Landing:
         if self._probe is None:
             raise ProtocolError("it answered a measurement that nobody has begun")
         return self._probe.land(connection, header)
+
+    def _take_echo(self, connection: Connection, header: Header, _: None) -> None:
+        assert self._probe is not None
+        self._probe.take(connection)
 
     def wait_for_welcome(self) -> None:
         """Waits until all servers have answered. Raises P3Error when one does not, and the job's

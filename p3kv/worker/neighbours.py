@@ -10,16 +10,17 @@ import time
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Set
+from typing import Callable, Dict, Optional, Sequence, Set
 
 from p3kv.errors import P3Error
 from p3kv.transport.sockets import SocketLink
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Handler
 from p3kv.wire.fields import Header
-from p3kv.wire.framing import Frame, Landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import ACKNOWLEDGE, LAST, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
+from p3kv.worker.routes import HostSums
 
 _CONNECT_S = 60.0
 _LOOK_EVERY_S = 0.2
@@ -30,8 +31,8 @@ _BUFFER_BYTES = 1 << 20
 _CREDENTIALS = struct.Struct("3i")
 
 
-class Neighbours:
-    """The other workers of this host, by rank.
+class Neighbours(Handler):
+    """The other workers of this host, by rank. `HostSums` takes what they say.
 
     A socket's name follows from the job's key, so that jobs do not meet. Anybody on the host may
     see the names of such sockets; the kernel tells whose process is at the other end, and only one
@@ -59,27 +60,27 @@ class Neighbours:
     def connect(
         self,
         loop: Loop,
-        handlers: Mapping[int, Callable[[int, Any], Landing]],
+        sums: HostSums,
         on_lost: Callable[[Connection, str], None],
         check: Callable[[], None],
     ) -> None:
         """Connects to all of them, which must all listen; `loop` serves the connections.
 
-        `handlers` take their frames, given by rank. `check` is called while this waits, and raises
-        the job's failure. Raises P3Error where a neighbour does not come.
+        `on_lost` is told of each that is lost. `check` is called while this waits, and raises the
+        job's failure. Raises P3Error where a neighbour does not come.
         """
-
-        def land(connection: Connection, header: Header) -> Landing:
-            return handlers[header.kind](header.rank, header)
-
+        self.arrivals, self.landings, self._on_lost = sums.arrivals, sums.landings, on_lost
         for rank, sock in self._sockets(check).items():
             conversation = Conversation(FROM_NEIGHBOURS, "worker")
             conversation.peer = rank
-            connection = Connection(SocketLink(sock), conversation, land, on_lost, _BUFFER_BYTES)
+            connection = Connection(SocketLink(sock), conversation, self, _BUFFER_BYTES)
             connection.in_network = False
             connection.begin()
             self.connections[rank] = connection
             loop.add_connection(connection)
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        self._on_lost(connection, reason)
 
     def say_goodbye(self, words: bytes) -> None:
         """Tells all that nothing more comes. Belongs to the loop's thread."""

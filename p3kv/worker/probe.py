@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 from p3kv.errors import ProtocolError
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.fields import Header
-from p3kv.wire.framing import Frame, Landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import MAX_PROBE_BYTES, URGENT, Kind
 from p3kv.wire.messages import Measured
 
@@ -60,9 +59,9 @@ class Probe:
         """Where an echo's bytes go, which nobody reads; ProtocolError if nothing was sent."""
         if header.payload_bytes != len(self._scratch) or not self._under_way.get(connection):
             raise ProtocolError(f"it sent {header.payload_bytes} bytes back that nobody sent")
-        return Landing(self._scratch, partial(self._received, connection))
+        return self._scratch, None
 
-    def _received(self, connection: Connection) -> None:
+    def take(self, connection: Connection) -> None:
         """Counts an echo, and sends the next frame unless the time is over."""
         self._under_way[connection] -= 1
         now_s = time.monotonic()

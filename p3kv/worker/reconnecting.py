@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import Callable, Dict, Optional
+from typing import Callable, Dict, NamedTuple, Optional
 
 from p3kv.errors import ProtocolError
 from p3kv.transport import Link
 from p3kv.wire.breaks import Breaks
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Handler
 from p3kv.wire.fields import Header
-from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import DataWelcome
@@ -24,7 +23,16 @@ _WELCOME_S = 10.0
 _HANDSHAKE_BYTES = 1 << 16
 
 
-class Reconnecting:
+class _Attempt(NamedTuple):
+    """A handshake on a new link."""
+
+    connection: Connection
+    """The one that waits for the link."""
+    delay_s: float
+    """When to try again, if it fails."""
+
+
+class Reconnecting(Handler):
     """Gives connections new links. Belongs to the worker's thread.
 
     A thread of its own waits while a link is made, because the worker's thread serves the other
@@ -49,8 +57,10 @@ class Reconnecting:
         self._breaks = breaks
         self._begun = begun
         self._lose = lose
-        self._attempts: Dict[Connection, Connection] = {}
-        """By the connection that shakes hands, the one that waits for its link."""
+        self._attempts: Dict[Connection, _Attempt] = {}
+        """By the connection that shakes hands."""
+        self.arrivals = {Kind.CHALLENGE: handshakes.answer, Kind.WELCOME: self._welcomed}
+        self.landings = {Kind.CHALLENGE: handshakes.land_challenge}
 
     def begin(self, connection: Connection, reason: str, round: int) -> None:
         """A connection's link has ended: makes another, until `breaks` gives the connection up."""
@@ -78,43 +88,37 @@ class Reconnecting:
             self._loop.call_soon(self._made, connection, link, delay_s)
 
     def _made(self, connection: Connection, link: Optional[Link], delay_s: float) -> None:
-        again = partial(self._try, connection, min(2 * delay_s, LONGEST_DELAY_S))
-        later = partial(self._loop.call_later, delay_s, again)
         if link is None:
-            later()
+            self._try_later(connection, delay_s)
         elif connection not in self._breaks:
             link.close()
         else:
             conversation = Conversation(FROM_SERVERS, "server")
             conversation.peer = connection.peer
-            attempt = Connection(
-                link, conversation, self._land, partial(self._failed, later), _HANDSHAKE_BYTES
-            )
-            self._attempts[attempt] = connection
+            attempt = Connection(link, conversation, self, _HANDSHAKE_BYTES)
+            self._attempts[attempt] = _Attempt(connection, delay_s)
             self._loop.add_connection(attempt)
             assert connection.peer is not None
             self._handshakes.begin(attempt, connection.peer, connection.received_bytes)
-            self._loop.call_later(_WELCOME_S, partial(self._check, attempt, later))
+            self._loop.call_later(_WELCOME_S, partial(self._check, attempt))
 
-    def _check(self, attempt: Connection, later: Callable[[], None]) -> None:
+    def _try_later(self, connection: Connection, delay_s: float) -> None:
+        again = partial(self._try, connection, min(2 * delay_s, LONGEST_DELAY_S))
+        self._loop.call_later(delay_s, again)
+
+    def _check(self, attempt: Connection) -> None:
         if attempt in self._attempts:
-            self._failed(later, attempt, "no welcome")
+            self.lost(attempt, "no welcome")
 
-    def _failed(self, later: Callable[[], None], attempt: Connection, reason: str) -> None:
-        self._loop.remove_connection(attempt)
-        self._handshakes.forget(attempt)
-        if self._attempts.pop(attempt, None) is not None:
-            later()
+    def lost(self, connection: Connection, reason: str) -> None:
+        self._loop.remove_connection(connection)
+        self._handshakes.forget(connection)
+        failed = self._attempts.pop(connection, None)
+        if failed is not None:
+            self._try_later(*failed)
 
-    def _land(self, attempt: Connection, header: Header) -> Landing:
-        if header.kind == Kind.CHALLENGE:
-            return self._handshakes.land(attempt, header)
-        if header.kind == Kind.WELCOME:
-            return message_landing(header, DataWelcome, partial(self._welcomed, attempt))
-        raise ProtocolError("it said more before its welcome was read")
-
-    def _welcomed(self, attempt: Connection, welcome: DataWelcome) -> None:
-        connection = self._attempts.pop(attempt)
+    def _welcomed(self, attempt: Connection, header: Header, welcome: DataWelcome) -> None:
+        connection = self._attempts.pop(attempt).connection
         self._loop.pause_connection(attempt)
         link, ahead = attempt.hand_over()
         if connection not in self._breaks:

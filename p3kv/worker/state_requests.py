@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Dict, List, Mapping, Optional, Set
 
 from p3kv.errors import ProtocolError
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.fields import RoundHeader, StateHeader
-from p3kv.wire.framing import Frame, Landing, message_landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import Kind
 from p3kv.wire.messages import StateOutline
 from p3kv.wire.states import STATE_URGENCY, ArrivingState, PlainState, queue_state
@@ -89,25 +88,31 @@ class StateRequests:
             request.answer.set_exception(error)
         self._requests.clear()
 
-    def land(self, connection: Connection, header: StateHeader) -> Landing:
+    def take(self, connection: Connection, header: StateHeader, outline: StateOutline) -> None:
         """Takes the outline of a state."""
         request = self._expecting(header)
         request.missing.remove(header.rank)
-        return message_landing(header, StateOutline, partial(self._outlined, header, request))
+        length = dict(request.key.runs)[header.rank]
+        request.arriving[header.rank] = ArrivingState(outline, length, request.whole)
+        self._end_if_arrived(header.rank, request)
 
     def land_bytes(self, connection: Connection, header: RoundHeader) -> Landing:
-        """Takes the next bytes of a server's state."""
+        """Lands the next bytes of a server's state."""
         request = self._requests[0] if self._requests else None
         arriving = None if request is None else request.arriving.get(header.rank)
         if request is None or arriving is None:
             raise ProtocolError("it sent bytes of an optimizer's state that it has not announced")
-        return Landing(arriving.land(header), partial(self._arrived, header.rank, request))
+        return arriving.land(header), request
 
-    def land_loaded(self, connection: Connection, header: RoundHeader) -> Landing:
+    def take_bytes(self, connection: Connection, header: RoundHeader, request: _Request) -> None:
+        """Takes these bytes."""
+        self._end_if_arrived(header.rank, request)
+
+    def take_loaded(self, connection: Connection, header: RoundHeader, _: None) -> None:
         """Takes note that a server has its state."""
         request = self._expecting(header)
         request.missing.remove(header.rank)
-        return Landing(None, partial(self._answered, header.rank, request, None))
+        self._answered(header.rank, request, None)
 
     def _begin(self, request: _Request) -> None:
         assert not self._requests, "one key after the other"
@@ -124,12 +129,7 @@ class StateRequests:
             "which nobody waits for"
         )
 
-    def _outlined(self, header: RoundHeader, request: _Request, outline: StateOutline) -> None:
-        length = dict(request.key.runs)[header.rank]
-        request.arriving[header.rank] = ArrivingState(outline, length, request.whole)
-        self._arrived(header.rank, request)
-
-    def _arrived(self, server: int, request: _Request) -> None:
+    def _end_if_arrived(self, server: int, request: _Request) -> None:
         if request.arriving[server].complete:
             self._answered(server, request, request.arriving.pop(server).state)
 

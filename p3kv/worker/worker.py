@@ -171,13 +171,14 @@ class Worker:
             self._data_plane = DataPlane(
                 place, settings, local_servers, self.tracer, self.script, self._loop,
                 self._control.send,
-                self._on_lost, self._received_bye, self._wait, joining.handlers,
+                self._on_lost, self._received_bye, self._wait, joining,
                 neighbours.connections,
             )  # fmt: skip
             self._data_plane.checkpoints.find(self._data_plane.consistency)
             joining.connect(self._data_plane.connect, self.script.place())
-            handlers = self._data_plane.host_sums.handlers
-            neighbours.connect(self._loop, handlers, self._on_neighbour_lost, self.check)
+            neighbours.connect(
+                self._loop, self._data_plane.host_sums, self._on_neighbour_lost, self.check
+            )
         except (CheckpointError, ConfigError, NotSupportedError) as error:
             self._tell_why(error)
             raise

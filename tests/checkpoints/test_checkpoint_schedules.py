@@ -28,12 +28,12 @@ from p3kv.wire.messages import (
     ResumedStore,
     SliceSizes,
     StoreAtCut,
-    encode,
 )
 from p3kv.worker.saving.cuts import Cut, Cuts
 from p3kv.worker.transfers import WorkerKey
 from tests.consistency.test_schedules import SELDOM, SIZE, Moods, gradient, values
 from tests.consistency.test_state_schedules import Remembering
+from tests.handling import take
 from tests.in_memory import Event, MemoryJob
 
 STEPS, WORKERS = 8, 2
@@ -342,12 +342,8 @@ def test_a_checkpoint_that_can_not_be_right_is_refused(tmp_path: Path) -> None:
         job.finish()
 
         def ask(checkpoint: Checkpoint) -> None:
-            words = encode(checkpoint)
-            header = Header(Kind.CHECKPOINT, 0, payload_bytes=len(words))
-            landing = server.admission.land(server.connections[0], header)
-            assert landing.memory is not None
-            landing.memory[:] = words
-            landing.arrived()
+            connection = server.connections[0]
+            take(connection.handler, connection, Header(Kind.CHECKPOINT, 0), checkpoint)
 
         with pytest.raises(ProtocolError, match="in a job that has none"):
             ask(asked((0, 2)))

@@ -20,6 +20,7 @@ from p3kv.wire.messages import DeclaredKey, SliceSizes, StateOutline
 from p3kv.wire.states import ArrivingState, PlainState
 from tests.adding import Adding
 from tests.consistency.test_schedules import SIZE, Moods, gradient
+from tests.handling import take
 from tests.in_memory import Event, MemoryJob, Worker
 
 ROUNDS = 8
@@ -217,20 +218,20 @@ def test_frames_of_states_that_nobody_waits_for_are_refused() -> None:
         for kind in (Kind.STATE, Kind.STATE_BYTES, Kind.LOADED):
             header = kind.header(kind, 0, payload_bytes=1, key=key.key_id)
             with pytest.raises(ProtocolError):
-                worker.data_plane._land(worker.servers[0], header)
+                take(worker.data_plane, worker.servers[0], header, outlined())
         connection = server.connections[0]
         with pytest.raises(ProtocolError, match="not announced"):
-            server.admission.land(connection, of_bytes(1))
+            take(connection.handler, connection, of_bytes(1))
         for kind in (Kind.STATES, Kind.STATE):
+            header = StateHeader(kind, 0, payload_bytes=1, key=7)
             with pytest.raises(ProtocolError, match="unknown here"):
-                server.admission.land(connection, StateHeader(kind, 0, payload_bytes=1, key=7))
-        ahead = server.admission.land(connection, StateHeader(Kind.STATES, 0, round=9))
+                take(connection.handler, connection, header, outlined())
         with pytest.raises(ProtocolError, match="round 9"):
-            ahead.arrived()
+            take(connection.handler, connection, StateHeader(Kind.STATES, 0, round=9))
         early = StateHeader(Kind.STATES, 0, round=1)
-        server.admission.land(connection, early).arrived()
+        take(connection.handler, connection, early)
         with pytest.raises(ProtocolError, match="before it had the last one"):
-            server.admission.land(connection, early).arrived()
+            take(connection.handler, connection, early)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ BUDGETS = {
     "slicing": (625, 4),
     "tools": (4075, 22),
     "transport": (625, 4),
-    "wire": (5425, 36),
+    "wire": (5475, 36),
     "worker": (8550, 49),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more

@@ -299,7 +299,7 @@ def test_states_of_slices_without_a_common_round_are_refused() -> None:
     with closing(Alone(1, 1)) as job:
         header = StateHeader(Kind.STATES, 0, key=job.own[0].key_id)
         with pytest.raises(ProtocolError, match="states of key 'own'"):
-            job.servers[0].consumer.states.ask(job.servers[0].connections[0], header)
+            job.servers[0].consumer.states.ask(job.servers[0].connections[0], header, None)
 
 
 @pytest.mark.parametrize("pulls", [False, True])

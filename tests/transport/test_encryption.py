@@ -8,7 +8,7 @@ import sys
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_WORKERS, Conversation
 from tests.faults import Proxy
+from tests.handling import Losing, Nobody
 from tests.jobs import DEADLINE_S, ROOT, SCRIPTS, JobResult, environment, joined, run, run_job
 from tests.memory_transport import Memory
 from tests.served import Serving
@@ -184,17 +185,15 @@ def test_a_server_answers_a_worker_and_not_who_has_another_key() -> None:
 
 def test_what_openssl_keeps_of_a_stranger_goes_with_its_connection() -> None:
     """And not when garbage is collected next, which may be thousands of strangers later."""
-    lost_for: List[str] = []
+    handler = Losing()
     near, far = ends(bytes(32))
     assert isinstance(far, TlsLink)
     openssl = weakref.ref(far._tls)
-    connection = Connection(
-        far, Conversation(FROM_WORKERS, "worker"), lost, lambda _, why: lost_for.append(why), 4096
-    )
+    connection = Connection(far, Conversation(FROM_WORKERS, "worker"), handler, 4096)
     gc.disable()
     try:
         connection.receive()
-        assert "its TLS handshake is wrong" in lost_for[0]
+        assert "its TLS handshake is wrong" in handler.reasons[0]
         connection.close()
         assert openssl() is None
     finally:
@@ -212,7 +211,7 @@ def test_a_worker_in_its_handshake_is_not_closed_for_strangers_that_come_later()
     handshakes = Handshakes(Proofs(KEY, 0), 1)
     pairs = [ends(KEY if number == 1 else bytes(32)) for number in range(200)]
     servers = [
-        Connection(far, Conversation(FROM_WORKERS, "worker"), lost, lost, 4096) for _, far in pairs
+        Connection(far, Conversation(FROM_WORKERS, "worker"), Nobody(), 4096) for _, far in pairs
     ]
     servers[1].receive()
     assert servers[1].is_known
@@ -229,10 +228,6 @@ def test_a_worker_in_its_handshake_is_not_closed_for_strangers_that_come_later()
     for pair in pairs:
         for link in pair:
             link.close()
-
-
-def lost(*_: object) -> Any:
-    raise AssertionError("nothing comes")
 
 
 def test_a_key_s_certificate_is_the_same_in_all_processes() -> None:

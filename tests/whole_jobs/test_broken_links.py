@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from functools import partial
 from random import Random
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
 from p3kv.wire.fields import Header, PushHeader
-from p3kv.wire.framing import Frame, FrameReader, FrameWriter, Landing
+from p3kv.wire.framing import Frame, FrameReader, FrameWriter
 from p3kv.wire.header import HEADER_BYTES, Kind
 from p3kv.wire.session import Session
 from tests.consistency.test_schedules import RULES, SELDOM, STEPS, Moods, Script, Training, values
@@ -30,20 +30,24 @@ class Far:
         self.keys: List[int] = []
         self.payloads: List[bytes] = []
         self.received = 0
-        self.reader = FrameReader(self._land)
-
-    def _land(self, header: Header) -> Landing:
-        memory = bytearray(header.payload_bytes)
-
-        def arrived() -> None:
-            self.keys.append(header.key)
-            self.payloads.append(bytes(memory))
-
-        return Landing(memoryview(memory) if memory else None, arrived)
+        self.reader = FrameReader()
+        self._begun: Optional[Tuple[Header, bytearray]] = None
 
     def receive(self, data: bytes) -> None:
         self.received += len(data)
-        self.reader.feed(data)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self.reader.feed(rest) :]
+            while not self.reader.missing:
+                if self._begun is not None:
+                    self.keys.append(self._begun[0].key)
+                    self.payloads.append(bytes(self._begun[1]))
+                    self._begun = None
+                header = self.reader.next_header()
+                if header is None:
+                    break
+                self._begun = header, bytearray(header.payload_bytes)
+                self.reader.land(memoryview(self._begun[1]))
 
 
 @settings(max_examples=200, deadline=None)

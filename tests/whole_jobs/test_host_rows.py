@@ -27,6 +27,7 @@ from p3kv.worker.transfers import WorkerKey
 from tests.consistency.test_schedules import Moods
 from tests.frontends.test_rows import Adding, numbers
 from tests.frontends.test_torch import job as torch_job
+from tests.handling import take
 from tests.in_memory import MemoryJob, Worker
 from tests.torch_environment import NEEDS_TORCH
 from tests.whole_jobs.test_host_sums import ELSEWHERE, run_on_hosts
@@ -374,10 +375,7 @@ def test_what_a_neighbour_may_not_say_of_rows() -> None:
             header = kind.header(
                 kind, 1 if to is sums else 0, payload_bytes=len(payload), key=0, round=2, **fields
             )
-            landing = to.handlers[kind](header.rank, header)
-            if payload:
-                landing.memory[:] = payload
-            landing.arrived()
+            take(to, job.workers[header.rank ^ 1].neighbours[header.rank], header, payload)
 
         while sums._queue.heap:
             sums.work()

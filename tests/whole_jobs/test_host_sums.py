@@ -49,6 +49,7 @@ from tests.consistency.test_schedules import (
     gradient,
     values,
 )
+from tests.handling import Nobody, take
 from tests.in_memory import MemoryJob
 from tests.jobs import DEADLINE_S, SCRIPTS, JobResult, end, held_port, results, run_job, start_role
 from tests.whole_jobs.test_exactness import summed_in_rank_order
@@ -355,10 +356,10 @@ def test_a_neighbour_that_accepts_nobody_is_no_reason_to_wait_for_ever(
                 waiting[-1].setblocking(False)
                 waiting[-1].connect(silent._name(0))
         with pytest.raises(P3Error, match="the job's failure"):
-            mine.connect(loop, {}, lambda *_: None, failed)
+            mine.connect(loop, Nobody(), lambda *_: None, failed)
         monkeypatch.setattr(neighbours, "_CONNECT_S", 0.5)
         with pytest.raises(P3Error, match="worker 0, on the same host, accepts nobody"):
-            again.connect(loop, {}, lambda *_: None, lambda: None)
+            again.connect(loop, Nobody(), lambda *_: None, lambda: None)
     finally:
         for one in waiting:
             one.close()
@@ -382,7 +383,7 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
 
         def hear(kind: Kind, index: int, round: int = 1) -> None:
             header = kind.header(kind, 1, key=key.key_id, slice=index, round=round)
-            sums.handlers[kind](1, header).arrived()
+            take(sums, worker.neighbours[1], header)
 
         with pytest.raises(ProtocolError, match="shares no memory"):
             hear(Kind.SUMMAND, carried.index)
@@ -398,9 +399,8 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
             Kind.UPDATED, 0, payload_bytes=4 * other.length, key=key.key_id, slice=other.index,
             round=1, step=1,
         )  # fmt: skip
-        landing = worker.data_plane.slices.land(worker.servers[0], update)
         with pytest.raises(ProtocolError, match="another worker of this host has asked"):
-            landing.arrived()
+            take(worker.data_plane, worker.servers[0], update, bytes(update.payload_bytes))
 
 
 @pytest.mark.parametrize(

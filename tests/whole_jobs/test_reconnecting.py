@@ -17,13 +17,12 @@ import pytest
 
 from p3kv.transport import Link, Tcp
 from p3kv.wire.connection import Connection
-from p3kv.wire.fields import Header
-from p3kv.wire.framing import Landing
 from p3kv.wire.header import Kind
 from p3kv.wire.messages import TOKEN_BYTES, Abort, Failure, LinkEnded, ReportFailure
 from p3kv.wire.proofs import NONCE_BYTES
 from p3kv.wire.protocol import Conversation, Phase, Rule
 from p3kv.worker.reconnecting import LONGEST_DELAY_S
+from tests.handling import Nobody
 from tests.jobs import (
     DEADLINE_S,
     SCRIPTS,
@@ -262,14 +261,10 @@ def test_a_link_that_waited_for_many_bytes_tells_its_next_connection_of_few() ->
     while len(nears) < 2:
         nears += listener.accept(2)[0]
     over: List[Tuple[Link, bytes]] = []
-
-    def land(connection: Connection, header: Header) -> Landing:
-        return Landing(memoryview(bytearray(1000)), lambda: over.append(connection.hand_over()))
-
+    handler = Nobody()
+    handler.arrivals = {Kind.HELLO: lambda connection, *_: over.append(connection.hand_over())}
     conversation = Conversation({Phase.NEW: {Kind.HELLO: Rule(1000)}}, "worker")
-    known, attempt = (
-        Connection(near, conversation, land, lambda *_: None, 1 << 16) for near in nears
-    )
+    known, attempt = (Connection(near, conversation, handler, 1 << 16) for near in nears)
     said = frame(Kind.HELLO, 0, bytes(1000))
     for piece in (said[:500], said[500:]):
         fars[1].send([memoryview(piece)])

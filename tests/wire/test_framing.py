@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import pytest
@@ -11,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3kv.errors import ProtocolError
+from p3kv.transport import Link
+from p3kv.wire.connection import Connection, Handler, Landing
 from p3kv.wire.fields import Header, PushHeader
-from p3kv.wire.framing import Frame, FrameReader, FrameWriter, Landing
+from p3kv.wire.framing import Frame, FrameReader, FrameWriter
 from p3kv.wire.header import HEADER_BYTES, Kind, pack_header, unpack_header
+from p3kv.wire.protocol import Conversation, Phase, Rule
 
 BATCH_BYTES = 16 * 1024
 """Small frames go together up to about this size: the most that an urgent frame waits for,
@@ -60,25 +62,68 @@ class Stream:
             self.take(next(sizes))
 
 
-class Sink:
-    """Reads frames into memory of their own each, and notes what happened in which order."""
+class Given(Link):
+    """A link that has what a test gives it."""
+
+    descriptor = -1
 
     def __init__(self) -> None:
-        self.landings: dict = {}
+        self.given = b""
+
+    def receive_into(self, buffers: List[memoryview]) -> int:
+        count = 0
+        for buffer in buffers:
+            piece = self.given[count : count + len(buffer)]
+            buffer[: len(piece)] = piece
+            count += len(piece)
+        assert count, "a reader that has room for nothing would wait for ever"
+        self.given = self.given[count:]
+        return count
+
+    def send(self, buffers: Sequence[memoryview]) -> int:
+        raise AssertionError("nothing is sent")
+
+    def hold_at_most(self, size_bytes: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Sink(Handler):
+    """Reads frames into memory of their own each, and notes what happened in which order."""
+
+    def __init__(self, bad: int = -1) -> None:
+        """`bad`: the number of a frame that must not come."""
+        self.places: dict = {}
         self.events: List[Tuple[str, int]] = []
         self.frames: List[Tuple[Header, Optional[memoryview]]] = []
-        self.reader = FrameReader(self.land)
+        self.landings = {Kind.PUSH: self._land}
+        self.arrivals = {Kind.PUSH: self._take}
+        self._bad = bad
+        self._link = Given()
+        conversation = Conversation({Phase.NEW: {Kind.PUSH: Rule(1 << 20)}}, "worker")
+        self._connection = Connection(self._link, conversation, self, 1 << 20)
 
-    def land(self, header: Header) -> Landing:
+    @property
+    def reader(self) -> FrameReader:
+        return self._connection._reader
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        raise ProtocolError(reason)
+
+    def _land(self, connection: Connection, header: Header) -> Landing:
+        if header.key == self._bad:
+            raise ProtocolError("this frame must not come")
         self.events.append(("begun", header.key))
         if not header.payload_bytes:
-            return Landing(None, partial(self._arrived, header, None))
+            return None, None
         array = np.zeros(header.payload_bytes, np.uint8)
-        self.landings[header.key] = array
+        self.places[header.key] = array
         memory = memoryview(array)
-        return Landing(memory, partial(self._arrived, header, memory))
+        return memory, memory
 
-    def _arrived(self, header: Header, payload: Optional[memoryview]) -> None:
+    def _take(self, connection: Connection, header: Header, payload: Optional[memoryview]) -> None:
         self.events.append(("arrived", header.key))
         self.frames.append((header, payload))
 
@@ -90,14 +135,10 @@ class Sink:
 
     def receive_some(self, data: bytes) -> int:
         """Lets as many bytes arrive as there is room for; returns how many."""
-        count = 0
-        for buffer in self.reader.buffers():
-            piece = data[count : count + len(buffer)]
-            buffer[: len(piece)] = piece
-            count += len(piece)
-        assert count or not data, "a reader that has room for nothing would wait for ever"
-        self.reader.received(count)
-        return count
+        self._link.given = data
+        if data:
+            self._connection.receive()
+        return len(data) - len(self._link.given)
 
 
 def forever(sizes: List[int]) -> Iterator[int]:
@@ -129,7 +170,7 @@ def test_frames_arrive_whole_and_in_place_however_the_bytes_are_cut(
             assert payload is not None
             assert payload == sent
             # The very memory that was asked for, not a copy of it.
-            assert np.shares_memory(np.asarray(payload), sink.landings[header.key])
+            assert np.shares_memory(np.asarray(payload), sink.places[header.key])
 
 
 @given(frames, cuts)
@@ -150,7 +191,7 @@ def test_a_large_payload_is_received_straight_into_its_place() -> None:
     sink.receive_some(pack_header(header, 40_000, received=0))
     first = sink.reader.buffers()[0]
     assert len(first) == 40_000
-    assert np.shares_memory(np.asarray(first), sink.landings[0])
+    assert np.shares_memory(np.asarray(first), sink.places[0])
     sink.receive_some(bytes(payload or b"")[:10_000])
     assert len(sink.reader.buffers()[0]) == 30_000
 
@@ -167,14 +208,7 @@ def test_what_land_raises_comes_out_after_the_frames_before_it(
 ) -> None:
     bad = data.draw(st.integers(0, len(described) - 1))
 
-    sink = Sink()
-
-    def land(header: Header) -> Landing:
-        if header.key == bad:
-            raise ProtocolError("this frame must not come")
-        return sink.land(header)
-
-    sink.reader = FrameReader(land)
+    sink = Sink(bad)
     stream = b"".join(sent(*frame(n, *described[n])) for n in range(len(described)))
     with pytest.raises(ProtocolError, match="must not come"):
         sink.receive(stream, forever(receiving))

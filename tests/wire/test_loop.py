@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from functools import partial
-from typing import Iterator, List, NoReturn, Tuple
+from typing import Iterator, List, Tuple
 
 import pytest
 
@@ -18,6 +18,7 @@ from p3kv.wire.framing import Frame
 from p3kv.wire.header import HEADER_BYTES, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
+from tests.handling import Nobody
 
 DEADLINE_S = 60.0
 
@@ -198,19 +199,13 @@ def test_a_reader_that_is_removed_is_not_called(loop: Loop, pair: List[socket.so
     assert seen == []
 
 
-def _unused(*_: object) -> NoReturn:
-    raise AssertionError("nothing comes, and nobody is lost")
-
-
 def _connected(loop: Loop) -> Tuple[Connection, socket.socket]:
     """A connection that `loop` serves, and the socket of a peer that never reads."""
     listener = socket.create_server(("127.0.0.1", 0))
     near = socket.create_connection(listener.getsockname())
     far = listener.accept()[0]
     listener.close()
-    connection = Connection(
-        SocketLink(near), Conversation(FROM_SERVERS, "server"), _unused, _unused, 8192
-    )
+    connection = Connection(SocketLink(near), Conversation(FROM_SERVERS, "server"), Nobody(), 8192)
     loop.add_connection(connection)
     return connection, far
 
@@ -274,7 +269,7 @@ def test_a_fast_link_takes_a_large_frame_in_few_bites_and_begins_no_other_meanwh
     if not fast:
         far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     conversation = Conversation(FROM_SERVERS, "server")
-    connection = _Counting(SocketLink(near), conversation, _unused, _unused, 8192)
+    connection = _Counting(SocketLink(near), conversation, Nobody(), 8192)
     connection.hold_at_most(credit_bytes)
     loop.add_connection(connection)
     held: List[int] = []

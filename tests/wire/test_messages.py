@@ -542,7 +542,7 @@ def test_every_message_is_of_a_union_or_of_a_frame_and_decoded_there() -> None:
         *(
             kinds
             for name, kinds in expected.items()
-            if re.search(rf"(decode|message_landing)\(.*, {name}[,)]", source)
+            if re.search(rf"decode\(.*, {name}[,)]|_message\({name}[,)]", source)
         )
     )
     inside = {

@@ -6,7 +6,7 @@ import socket
 import statistics
 import time
 from contextlib import ExitStack, closing, suppress
-from typing import Callable, Iterator, NoReturn
+from typing import Callable, Iterator
 
 import pytest
 
@@ -22,6 +22,7 @@ from p3kv.wire.framing import Frame
 from p3kv.wire.header import Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
+from tests.handling import Nobody
 from tests.jobs import DEADLINE_S
 
 CREDIT_BYTES = 64 * 1024
@@ -43,7 +44,7 @@ class Peer:
         self._bytes_s = bytes_s
         credit_bytes = credits * CREDIT_BYTES
         self.connection = Connection(
-            SocketLink(near), Conversation(FROM_SERVERS, "server"), _unused, _unused, credit_bytes
+            SocketLink(near), Conversation(FROM_SERVERS, "server"), Nobody(), credit_bytes
         )
         loop.add_connection(self.connection)
         self.queue(frames)
@@ -164,7 +165,3 @@ def test_a_server_on_a_host_of_its_own_is_sent_what_it_keeps_all_the_time() -> N
         rate_bit_s,
     )
     assert least_s < statistics.median(run.iteration_s) < 1.15 * least_s
-
-
-def _unused(*_: object) -> NoReturn:
-    raise AssertionError("nothing comes, and nobody is lost")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from contextlib import closing
-from typing import Any, Dict, List, Set, Tuple, get_args, get_type_hints
+from typing import Any, Dict, Iterator, List, Set, Tuple, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -15,9 +16,15 @@ from p3kv.config import MAX_SLICE_ELEMS, Launch, Settings
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.wire.fields import Header
 from p3kv.wire.header import HEADER_BYTES, INITIAL_ROUND, MAX_STATE_BYTES, Kind
-from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES, JobSettings
-from p3kv.wire.protocol import FROM_NEIGHBOURS, FROM_SERVERS, FROM_WORKERS, Conversation, Rules
-from p3kv.worker.handshakes import Handshakes
+from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES
+from p3kv.wire.protocol import (
+    FROM_NEIGHBOURS,
+    FROM_SERVERS,
+    FROM_WORKERS,
+    Conversation,
+    Rule,
+    Rules,
+)
 from p3kv.worker.joining import Joining
 from tests.adding import Adding
 from tests.in_memory import KEY, MemoryJob, Server
@@ -119,25 +126,54 @@ def kinds(rules: Rules) -> Set[int]:
     return {kind for allowed in rules.values() for kind in allowed}
 
 
+def all_of(rules: Rules) -> Iterator[Tuple[int, Rule]]:
+    for allowed in rules.values():
+        yield from allowed.items()
+
+
+def heard_by(job: MemoryJob) -> Iterator[Tuple[Rules, Dict[int, Any], Dict[int, Any]]]:
+    """What may come from each side, and the methods that take it and give it memory."""
+    (worker,), (server,) = job.workers, job.servers
+    stranger, served = server.admission, server.connections[0].handler
+    yield (
+        FROM_WORKERS,
+        {**stranger.arrivals, **served.arrivals},
+        {**stranger.landings, **served.landings},
+    )
+    # It only keeps what else it gets.
+    joining = Joining(*[None] * 4, worker.handshakes, b"", None, None)  # type: ignore[arg-type]
+    plane, sums = worker.data_plane, worker.data_plane.host_sums
+    yield (
+        FROM_SERVERS,
+        {**plane.arrivals, **joining.arrivals},
+        {**plane.landings, **joining.landings},
+    )
+    yield FROM_NEIGHBOURS, dict(sums.arrivals), dict(sums.landings)
+
+
 def test_every_kind_is_in_a_table_and_whoever_hears_it_takes_it() -> None:
     heard = kinds(FROM_WORKERS) | kinds(FROM_SERVERS) | kinds(FROM_NEIGHBOURS)
     assert heard | {Kind.ACK} == set(Kind)
     with closing(MemoryJob(1, 1, 100)) as job:
-        assert set(job.servers[0].admission._handlers) == kinds(FROM_WORKERS)
-        handshakes = Handshakes(bytes(32), 0, JobSettings())
-        # It only keeps what else it gets.
-        joining = Joining(*[None] * 4, handshakes, b"", None, None).handlers  # type: ignore[arg-type]
-        assert {*job.workers[0].data_plane._handlers, *joining} == kinds(FROM_SERVERS)
-        assert {*job.workers[0].data_plane.host_sums.handlers, Kind.BYE} == kinds(FROM_NEIGHBOURS)
+        for rules, arrivals, landings in heard_by(job):
+            assert set(arrivals) == kinds(rules)
+            assert set(landings) <= {kind for kind, rule in all_of(rules) if rule.most_bytes}
 
 
-def test_whoever_takes_a_kind_of_frames_knows_its_header() -> None:
+def test_whoever_takes_a_kind_of_frames_knows_its_header_and_its_message() -> None:
     with closing(MemoryJob(1, 1, 100)) as job:
-        worker, server = job.workers[0].data_plane, job.servers[0].admission
-        for kind, handler in (*server._handlers.items(), *worker._handlers.items()):
-            expected = get_type_hints(handler)["header"]
-            kinds_of_header = get_args(expected) or (expected,)
-            assert issubclass(Kind(kind).header, kinds_of_header), f"{handler} takes {Kind(kind)!r}"
+        for rules, arrivals, landings in heard_by(job):
+            for kind, method in (*arrivals.items(), *landings.items()):
+                expected = get_type_hints(method)["header"]
+                of_header = get_args(expected) or (expected,)
+                assert issubclass(Kind(kind).header, of_header), f"{method} takes {Kind(kind)!r}"
+            for kind, rule in all_of(rules):
+                *_, payload = inspect.signature(arrivals[kind]).parameters
+                expected = get_type_hints(arrivals[kind])[payload]
+                if rule.message is not None:
+                    assert issubclass(rule.message, expected), f"{arrivals[kind]} of {Kind(kind)!r}"
+                else:
+                    assert rule.most_bytes or expected is type(None), f"{Kind(kind)!r} is empty"
 
 
 def test_a_worker_says_nothing_before_its_server_serves() -> None:

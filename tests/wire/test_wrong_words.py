@@ -180,7 +180,7 @@ TO_A_SERVER.update(
                 partial(packed, kind, payload_bytes=most + 1),
                 f"kind {kind.name} with {most + 1} bytes; it has {most} at most",
             )
-            for kind, (most, _, only_rank_0, _) in FROM_WORKERS[Phase.OPEN].items()
+            for kind, (most, _, only_rank_0, *_) in FROM_WORKERS[Phase.OPEN].items()
             if not only_rank_0
         },
     }

@@ -18,6 +18,7 @@ from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.worker.egress import Egress
+from tests.handling import Nobody
 from tests.jobs import DEADLINE_S
 
 HERE, THERE = 0, 1
@@ -38,7 +39,7 @@ class Servers:
                 self._far[server] = listener.accept()[0]
             self._far[server].setblocking(False)
             connection = Connection(
-                SocketLink(near), Conversation(FROM_SERVERS, "server"), unused, unused, 65536
+                SocketLink(near), Conversation(FROM_SERVERS, "server"), Nobody(), 65536
             )
             self.connections[server] = connection
             self.loop.add_connection(connection)

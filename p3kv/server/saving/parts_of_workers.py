@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Optional, Set
 
 from msgspec.structs import replace
@@ -11,7 +10,7 @@ from p3kv.errors import ProtocolError
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import Header
-from p3kv.wire.framing import Frame, Landing, message_landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import URGENT, Kind
 from p3kv.wire.messages import Checkpoint, Written, encode
 
@@ -24,20 +23,20 @@ class PartsOfWorkers:
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
-        self._asked: Optional[memoryview] = None
+        self._asked: Optional[Checkpoint] = None
         """What worker rank 0 has asked last."""
-        self._left_out: Optional[memoryview] = None
+        self._left_out: Optional[Checkpoint] = None
         """What it has said last of checkpoints for which it does not ask."""
         self._step = 0
         self._missing: Set[int] = set()
         """Ranks of the workers that have not answered it."""
 
-    def ask(self, checkpoint: Checkpoint, words: memoryview) -> None:
-        """Asks for the parts of a checkpoint, which `words` are. Raises ProtocolError while the
-        parts of the one before are missing."""
+    def ask(self, checkpoint: Checkpoint) -> None:
+        """Asks for the parts of a checkpoint. Raises ProtocolError while the parts of the one
+        before are missing."""
         if self._missing:
             raise ProtocolError("it asked for a checkpoint before it had the last one")
-        self._asked, self._step = words, checkpoint.step
+        self._asked, self._step = checkpoint, checkpoint.step
         self._missing = set(range(1, 1 + len(checkpoint.others_hosts)))
         for rank in sorted(self._missing):
             if rank in self._workers.done:
@@ -45,12 +44,12 @@ class PartsOfWorkers:
             elif rank in self._workers.connections:
                 self._ask(rank)
 
-    def leave_out(self, words: memoryview) -> None:
-        """Tells the workers for which checkpoints nobody asks, which `words` say."""
-        self._left_out = words
+    def leave_out(self, checkpoint: Checkpoint) -> None:
+        """Tells the workers for which checkpoints nobody asks."""
+        self._left_out = checkpoint
         for rank, connection in self._workers.connections.items():
             if rank != 0 and self._workers.listens(connection):
-                self._tell(rank, words)
+                self._tell(rank, checkpoint)
 
     def welcomed(self, rank: int) -> None:
         """Asks a worker that takes frames now for its part of the last checkpoint, if it is
@@ -59,11 +58,11 @@ class PartsOfWorkers:
         if self._left_out is not None and rank != 0:
             self._tell(rank, self._left_out)
 
-    def land_written(self, connection: Connection, header: Header) -> Landing:
+    def take_written(self, connection: Connection, header: Header, written: Written) -> None:
         """Takes a worker's answer."""
         if header.rank not in self._missing:
             raise ProtocolError("it has written a checkpoint for which nobody has asked")
-        return message_landing(header, Written, partial(self._written, header.rank))
+        self._written(header.rank, written)
 
     def left(self, rank: int) -> None:
         """A worker says nothing more."""
@@ -74,7 +73,8 @@ class PartsOfWorkers:
         if rank in self._missing and self._asked is not None:
             self._tell(rank, self._asked)
 
-    def _tell(self, rank: int, words: memoryview) -> None:
+    def _tell(self, rank: int, checkpoint: Checkpoint) -> None:
+        words = memoryview(encode(checkpoint))
         frame = Frame(URGENT, Header(Kind.CHECKPOINT, 0), words)
         self._workers.connections[rank].writer.push(frame)
 

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
+from p3kv.wire.connection import Connection
 from p3kv.wire.fields import SummandHeader
 from p3kv.wire.header import CARRIES, IN_HOST_SUM, INITIAL_ROUND, NO_GRADIENT, WANTS_RESULT
 from p3kv.worker.exchange import Exchange
@@ -96,8 +97,9 @@ class Carried:
         one = self._sums.setdefault(_place(transfer, piece), _Sum())
         one.part = _Part(transfer, piece, True, gradient, True)
 
-    def add(self, rank: int, header: SummandHeader) -> None:
+    def add(self, connection: Connection, header: SummandHeader, _: None) -> None:
         """Adds a neighbour's part; ProtocolError for one that can't be right."""
+        rank = header.rank
         place = (header.key, header.round, header.slice)
         one = self._sums.setdefault(place, _Sum())
         if rank in one.came or header.round <= INITIAL_ROUND:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Dict, Mapping, Tuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import KeyHeader
-from p3kv.wire.framing import Frame, Landing, message_landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import URGENT, Kind
 from p3kv.wire.messages import SharedMemory, encode
 from p3kv.wire.rows import NUMBER, Rows, check_numbers
@@ -37,9 +36,12 @@ class HostMemory:
         self._wide_sums: Dict[int, np.ndarray] = {}
         """By key, sums that this worker sends of half-precision gradients."""
 
-    def land(self, rank: int, header: KeyHeader) -> Landing:
-        """A neighbour says where the memory is that it shares for a key."""
-        return message_landing(header, SharedMemory, partial(self._open, rank, header.key))
+    def open(self, connection: Connection, header: KeyHeader, place: SharedMemory) -> None:
+        """Opens the memory that a neighbour shares for a key."""
+        rank, key_id = header.rank, header.key
+        if (rank, key_id) in self._memory:
+            raise ProtocolError(f"it has shared memory for key {key_id} before")
+        self._memory[rank, key_id] = self._theirs.at(place)
 
     def hand_in(self, key: WorkerKey, piece: Slice, gradient: Any) -> int:
         """Copies this worker's part of a sum to where neighbours read it; returns how many rows it
@@ -92,11 +94,6 @@ class HostMemory:
     def close(self) -> None:
         """Shares nothing with those that have not opened it. May be called twice."""
         self._own.close()
-
-    def _open(self, rank: int, key_id: int, place: SharedMemory) -> None:
-        if (rank, key_id) in self._memory:
-            raise ProtocolError(f"it has shared memory for key {key_id} before")
-        self._memory[rank, key_id] = self._theirs.at(place)
 
     def _of(self, rank: int, key: WorkerKey) -> np.ndarray:
         memory = self._memory.get((rank, key.key_id))

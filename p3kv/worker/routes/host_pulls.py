@@ -8,9 +8,9 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 import numpy as np
 
 from p3kv.errors import ProtocolError
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Landing, new_memory
 from p3kv.wire.fields import PullRowsHeader, RowsHeader
-from p3kv.wire.framing import Frame, Landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import EXACT, INITIAL_ROUND, Kind
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
@@ -139,21 +139,23 @@ class HostPulls:
         self._leaves = True
         self._wishes.clear()
 
-    def land_ask(self, rank: int, header: PullRowsHeader) -> Landing:
-        """Takes what a neighbour asks for."""
-        payload = memoryview(bytearray(header.payload_bytes))
+    def land_ask(self, connection: Connection, header: PullRowsHeader) -> Landing:
+        """Lands what a neighbour asks for."""
         if header.payload_bytes % NUMBER.itemsize:
             raise ProtocolError(f"it asks for rows with {header.payload_bytes} bytes")
-        words = np.frombuffer(payload, NUMBER)
-        return Landing(payload if len(words) else None, lambda: self._add(_Wish(header, words)))
+        return new_memory(header)
 
-    def land_rows(self, rank: int, header: RowsHeader) -> Landing:
-        """Takes rows that a neighbour passes on; ProtocolError if none are expected of it."""
+    def take_ask(self, connection: Connection, header: PullRowsHeader, payload: memoryview) -> None:
+        """Takes it."""
+        self._add(_Wish(header, np.frombuffer(payload, NUMBER)))
+
+    def land_rows(self, connection: Connection, header: RowsHeader) -> Landing:
+        """Lands rows that a neighbour passes on; ProtocolError if none are expected of it."""
         pull, answer = self._exchange.pull(header.request), None
         if isinstance(pull, RowsPull) and pull.key.key_id == header.key:
             runs = pull.key.runs
             answer = pull.arriving.get(runs[header.slice][0]) if header.slice < len(runs) else None
-        if answer is None or answer.carrier != rank or header.frames < 1:
+        if answer is None or answer.carrier != header.rank or header.frames < 1:
             raise ProtocolError(
                 f"it has rows of key {header.key}, round {header.round}, which nobody waits for"
             )
@@ -161,12 +163,18 @@ class HostPulls:
         key = pull.key
         check_frame(header, answer.run.rows, key.row_elems * key.item_bytes)
         payload = memory(header.payload_bytes)
+        return payload, (pull, answer, payload)
 
-        def arrived() -> None:
-            rows = unpacked(header, payload, key.numpy_dtype, key.row_elems)
-            self._rows.take(pull, answer, header, rows)
-
-        return Landing(payload if header.payload_bytes else None, arrived)
+    def take_rows(
+        self,
+        connection: Connection,
+        header: RowsHeader,
+        landed: Tuple[RowsPull, Answer, memoryview],
+    ) -> None:
+        """Takes these rows."""
+        pull, answer, payload = landed
+        rows = unpacked(header, payload, pull.key.numpy_dtype, pull.key.row_elems)
+        self._rows.add(pull, answer, header, rows)
 
     def _add(self, wish: _Wish) -> None:
         if self._leaves:
@@ -244,7 +252,7 @@ class HostPulls:
                 pull = self._exchange.pull(asked.request)
                 assert isinstance(pull, RowsPull)
                 own = Rows(rows.numbers[places], rows.elements[some])
-                self._rows.take(pull, pull.arriving[run.server], answer, own)
+                self._rows.add(pull, pull.arriving[run.server], answer, own)
             else:
                 payload = gathered(rows.elements, some, numbers.gaps)
                 frame = Frame(urgency(asked.step, asked.priority), answer, payload)

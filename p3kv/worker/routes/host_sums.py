@@ -8,7 +8,6 @@ part of the slices, so a host needs no server for it.
 from __future__ import annotations
 
 from concurrent.futures import Future
-from functools import partial
 from typing import (
     Any,
     Callable,
@@ -26,7 +25,7 @@ from p3kv.common.finite import check_sum
 from p3kv.config import Settings
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.fields import (
     Header,
     SliceSizesHeader,
@@ -34,7 +33,7 @@ from p3kv.wire.fields import (
     UpdatedHeader,
     ValueHeader,
 )
-from p3kv.wire.framing import Frame, Landing, message_landing
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import (
     HEADER_BYTES,
     IN_HOST_SUM,
@@ -128,18 +127,19 @@ class HostSums(Route):
         """By key, the last round for which this worker has pushed; also of keys that it has
         forgotten."""
         self._finished: Optional[Future[Any]] = None
-        self.handlers: Mapping[int, Callable[[int, Any], Landing]] = {
-            Kind.MEMORY: self._memory.land,
-            Kind.SUMMAND: lambda rank, header: Landing(
-                None, partial(self._carried.add, rank, header)
-            ),
-            Kind.VALUE: lambda rank, header: Landing(None, partial(self._value, rank, header)),
-            Kind.SLICE_SIZES: lambda rank, header: message_landing(
-                header, SliceSizes, partial(self._adopt, header.from_round)
-            ),
+        self.arrivals: Mapping[int, Callable[[Connection, Any, Any], None]] = {
+            Kind.MEMORY: self._memory.open,
+            Kind.SUMMAND: self._carried.add,
+            Kind.VALUE: self._take_value,
+            Kind.SLICE_SIZES: self._take_slice_sizes,
+            Kind.PULL_ROWS: self._pulls.take_ask,
+            Kind.ROWS: self._pulls.take_rows,
+            Kind.BYE: self._go_on_without,
+        }
+        """What neighbours say, as in `Handler`."""
+        self.landings: Mapping[int, Callable[[Connection, Any], Landing]] = {
             Kind.PULL_ROWS: self._pulls.land_ask,
             Kind.ROWS: self._pulls.land_rows,
-            Kind.BYE: self._land_goodbye,
         }
 
     def takes(self, key: WorkerKey) -> bool:
@@ -300,7 +300,13 @@ class HostSums(Route):
 
     # What neighbours say.
 
-    def _value(self, rank: int, header: ValueHeader) -> None:
+    def _take_slice_sizes(
+        self, connection: Connection, header: SliceSizesHeader, sizes: SliceSizes
+    ) -> None:
+        self._adopt(header.from_round, sizes)
+
+    def _take_value(self, connection: Connection, header: ValueHeader, _: None) -> None:
+        rank = header.rank
         transfer, piece = self._find(header)
         if rank != self._carriers.carrier(transfer.key, piece, transfer.round):
             raise ProtocolError(f"it has the value of slice {piece.index}, which another carries")
@@ -320,12 +326,10 @@ class HostSums(Route):
         )  # fmt: skip
         self._exchange.slice_arrived(transfer, piece, as_sent)
 
-    def _land_goodbye(self, rank: int, header: Header) -> Landing:
-        return message_landing(header, LastRounds, partial(self._go_on_without, rank))
-
-    def _go_on_without(self, rank: int, last: LastRounds) -> None:
+    def _go_on_without(self, connection: Connection, header: Header, last: LastRounds) -> None:
         """A neighbour has left: others carry its slices of the rounds for which it has not
         pushed."""
+        rank = header.rank
         queued = {(one.key.key_id, piece.index) for one, piece in self._queue}
         orphans = [
             (push, piece)

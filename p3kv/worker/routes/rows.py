@@ -23,12 +23,12 @@ import numpy as np
 
 from p3kv.checkpoints import StoredRows
 from p3kv.codecs import part_of_rows
-from p3kv.common.tracing import Tracer
+from p3kv.common.tracing import Tracer, now_ns
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
-from p3kv.wire.framing import Frame, Landing, Pieces, size_of
+from p3kv.wire.framing import Frame, Pieces, size_of
 from p3kv.wire.header import (
     ACKNOWLEDGE,
     ENCODED,
@@ -55,7 +55,7 @@ from p3kv.wire.rows import (
     unpacked,
 )
 from p3kv.wire.slice_sizes import SliceSizesByRound
-from p3kv.wire.spans import trace_departure, traced_arrival
+from p3kv.wire.spans import trace_arrival, trace_departure
 from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.transfers import Ask, Done, SummedRoute, Transfer, WorkerKey
@@ -189,6 +189,18 @@ class Answer:
         self.missing: Optional[int] = None
         """Frames, once the first has come."""
         self.next_row = 0
+
+
+class _Landed(NamedTuple):
+    """Rows of an answer that arrive."""
+
+    transfer: RowsPull
+    answer: Answer
+    payload: memoryview
+    in_place: bool
+    """Whether they are received where they go."""
+    since_ns: int
+    """When the header came, of rows that are traced."""
 
 
 class RowsRoute(SummedRoute):
@@ -416,7 +428,7 @@ class RowsRoute(SummedRoute):
         return words.astype(NUMBER)
 
     def land(self, connection: Connection, header: RowsHeader) -> Landing:
-        """Takes rows from a server; ProtocolError if no pull expects them."""
+        """Lands rows from a server; ProtocolError if no pull expects them."""
         transfer = self._exchange.pull(header.request)
         answer = None
         if isinstance(transfer, RowsPull) and transfer.key.key_id == header.key:
@@ -438,18 +450,13 @@ class RowsRoute(SummedRoute):
             raise ProtocolError(f"it sent numbers of rows of {key.called} that were named to it")
         place = transfer.landing_memory(answer, header)
         payload = memory(header.payload_bytes) if place is None else place
-        received = partial(self._received, transfer, answer, header, payload, place is not None)
-        arrived = traced_arrival(self._tracer, header, received)
-        return Landing(payload if header.payload_bytes else None, arrived)
+        since_ns = now_ns() if self._tracer.enabled else 0
+        return payload, _Landed(transfer, answer, payload, place is not None, since_ns)
 
-    def _received(
-        self,
-        transfer: RowsPull,
-        answer: Answer,
-        header: RowsHeader,
-        payload: memoryview,
-        landed: bool,
-    ) -> None:
+    def take(self, connection: Connection, header: RowsHeader, landed: _Landed) -> None:
+        """Takes these rows."""
+        transfer, answer, payload, in_place, since_ns = landed
+        trace_arrival(self._tracer, header, since_ns)
         self._counts["slices_received"] += 1
         self._counts["bytes_received"] += len(payload)
         key = transfer.key
@@ -457,9 +464,9 @@ class RowsRoute(SummedRoute):
         rows = unpacked(header, payload, key.numpy_dtype, key.row_elems, key.decoder, part)
         if answer.words is not None:
             rows = Rows(answer.words[header.first : header.first + header.rows], rows.elements)
-        self.take(transfer, answer, header, rows, landed)
+        self.add(transfer, answer, header, rows, in_place)
 
-    def take(
+    def add(
         self,
         transfer: RowsPull,
         answer: Answer,
@@ -467,7 +474,7 @@ class RowsRoute(SummedRoute):
         rows: Rows,
         landed: bool = False,
     ) -> None:
-        """Takes a frame's rows of the run for which an answer is expected; `landed`: they are where
+        """Adds a frame's rows of the run for which an answer is expected; `landed`: they are where
         they go."""
         numbers = rows.numbers
         check_numbers(numbers, answer.next_row, answer.run.rows)

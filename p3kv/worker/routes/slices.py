@@ -8,12 +8,12 @@ from typing import Callable, Mapping, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from p3kv.codecs import Part, norm
-from p3kv.common.tracing import Tracer
+from p3kv.common.tracing import Tracer, now_ns
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.fields import PulledHeader, PullHeader, PushHeader, SliceValueHeader, UpdatedHeader
-from p3kv.wire.framing import Frame, Landing, Payload
+from p3kv.wire.framing import Frame, Payload
 from p3kv.wire.header import (
     ACKNOWLEDGE,
     ENCODED,
@@ -27,10 +27,14 @@ from p3kv.wire.header import (
 )
 from p3kv.wire.queue import urgency
 from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
-from p3kv.wire.spans import trace_departure, traced_arrival
+from p3kv.wire.spans import trace_arrival, trace_departure
 from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.transfers import SummedRoute, Transfer, WorkerKey
+
+_Landed = Tuple[Transfer, Slice, memoryview, Optional[memoryview], int]
+"""A slice that arrives: where it goes in its transfer's target, its payload if that is encoded, and
+when its header came, if it is traced."""
 
 
 class SliceRoute(SummedRoute):
@@ -222,7 +226,7 @@ class SliceRoute(SummedRoute):
             self._servers[server].writer.push(frame)
 
     def land(self, connection: Connection, header: SliceValueHeader) -> Landing:
-        """Where a slice from a server goes; ProtocolError if no transfer expects it."""
+        """Lands a slice from a server in the target; ProtocolError if no transfer expects it."""
         if isinstance(header, PulledHeader):
             transfer = self._exchange.pull(header.request)
         else:
@@ -235,35 +239,34 @@ class SliceRoute(SummedRoute):
             )
         piece = slices[header.slice]
         memory = transfer.land(piece, connection.peer)
-        received: Callable[[], None] = partial(self.received, transfer, piece, header)
         if header.flags & NO_GRADIENT:
             transfer.check_lacking(header)
             if not header.payload_bytes:  # a sum to which nobody has added
-                return Landing(None, received)
+                return None, (transfer, piece, memory, None, 0)
+        since_ns = now_ns() if self._tracer.enabled else 0
         if header.flags & ENCODED:
-            return self._land_encoded(transfer, piece, header, memory)
+            payload = self._memory_for_encoded(transfer, piece, header)
+            return payload, (transfer, piece, memory, payload, since_ns)
         if len(memory) != header.payload_bytes:
             raise ProtocolError(
                 f"it sent {header.payload_bytes} bytes for a slice of {len(memory)} bytes"
             )
         transfer.key.by_changes = False
-        if transfer.key.codecs.values.of_each_worker:
-            received = partial(self._received_as_it_is, transfer, piece, header, memory)
-        if self._tracer.enabled:
-            received = traced_arrival(self._tracer, header, received)
-        return Landing(memory, received)
+        return memory, (transfer, piece, memory, None, since_ns)
 
-    def received(self, transfer: Transfer, piece: Slice, header: SliceValueHeader) -> None:
-        """Counts a slice that has arrived."""
+    def take(self, connection: Connection, header: SliceValueHeader, landed: _Landed) -> None:
+        """Decodes a slice that has arrived, if it is encoded, and counts it."""
+        transfer, piece, memory, encoded, since_ns = landed
+        if since_ns:
+            trace_arrival(self._tracer, header, since_ns)
+        if encoded is not None:
+            elements = np.frombuffer(memory, transfer.key.numpy_dtype)
+            transfer.key.decoder.decode(encoded, _part(transfer, piece), elements)
+        elif header.payload_bytes and transfer.key.codecs.values.of_each_worker:
+            self._note_as_it_is(transfer, piece, memory)
         if transfer.route is not self and isinstance(header, UpdatedHeader):
             transfer.route.landed(transfer, piece, header)
         self._exchange.slice_arrived(transfer, piece, header)
-
-    def _received_as_it_is(
-        self, transfer: Transfer, piece: Slice, header: SliceValueHeader, memory: memoryview
-    ) -> None:
-        self._note_as_it_is(transfer, piece, memory)
-        self.received(transfer, piece, header)
 
     def missing(self, transfer: Transfer) -> Set[int]:
         """All of the key, where each slice has begun to arrive and some are not complete."""
@@ -271,9 +274,10 @@ class SliceRoute(SummedRoute):
         missing = {piece.server for piece in slices if transfer.misses(piece)}
         return missing or {piece.server for piece in slices}
 
-    def _land_encoded(
-        self, transfer: Transfer, piece: Slice, header: SliceValueHeader, memory: memoryview
-    ) -> Landing:
+    @staticmethod
+    def _memory_for_encoded(
+        transfer: Transfer, piece: Slice, header: SliceValueHeader
+    ) -> memoryview:
         codec, key = transfer.key.codecs.values, transfer.key
         key.by_changes = codec.in_place
         # The last value is in the memory, or this worker has not said so.
@@ -283,14 +287,7 @@ class SliceRoute(SummedRoute):
                 f"it sent {header.payload_bytes} encoded bytes for a slice of {piece.length} "
                 f"elements of {transfer.key.called}"
             )
-        payload = memoryview(bytearray(header.payload_bytes))
-        elements = np.frombuffer(memory, transfer.key.numpy_dtype)
-
-        def decode() -> None:
-            transfer.key.decoder.decode(payload, _part(transfer, piece), elements)
-            self.received(transfer, piece, header)
-
-        return Landing(payload, traced_arrival(self._tracer, header, decode))
+        return memoryview(bytearray(header.payload_bytes))
 
     @staticmethod
     def _note_as_it_is(transfer: Transfer, piece: Slice, memory: memoryview) -> None:

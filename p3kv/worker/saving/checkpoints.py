@@ -9,7 +9,6 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from typing import Callable, Deque, List, Mapping, Optional, Set
 
 from p3kv.checkpoints import Place, Saved, any_parts, marks, newest
@@ -17,9 +16,8 @@ from p3kv.common.combinations import Feature, check
 from p3kv.config import Settings
 from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, P3Error, ProtocolError
-from p3kv.wire.connection import Connection
+from p3kv.wire.connection import Connection, Landing, new_memory
 from p3kv.wire.fields import Header
-from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
@@ -210,11 +208,11 @@ class Checkpoints:
             _log.warning("the job goes on from the checkpoint of step %d", saved.step)
         self._tell(Header(Kind.RESUMED, self._rank), encode(resumed), servers=[0])
 
-    def land_resumed(self, connection: Connection, header: Header) -> Landing:
+    def take_resumed(self, connection: Connection, header: Header, resumed: Resumed) -> None:
         """Takes what rank 0 has announced."""
         if self._resumed.done():
             raise ProtocolError("it said twice from which checkpoint the job goes on")
-        return message_landing(header, Resumed, self._resumed.set_result)
+        self._resumed.set_result(resumed)
 
     def resumed(self) -> Resumed:
         """From which checkpoint the job goes on; waits until that is known. From the thread that
@@ -339,21 +337,29 @@ class Checkpoints:
             self.own.write(checkpoint)
 
     def land_asked(self, connection: Connection, header: Header) -> Landing:
-        """Takes what worker rank 0 has asked for."""
+        """Lands what worker rank 0 has asked for; ProtocolError where it can't be."""
         if self._rank == 0 or header.rank != 0:
             raise ProtocolError("it asked for a checkpoint, and only server 0 asks other workers")
-        return message_landing(header, Checkpoint, self._asked)
+        return new_memory(header)
 
-    def _asked(self, checkpoint: Checkpoint) -> None:
+    def take_asked(self, connection: Connection, header: Header, checkpoint: Checkpoint) -> None:
+        """Takes what worker rank 0 has asked for."""
         if checkpoint.stores:
             self.own.write(checkpoint)
         else:
             self.own.leave_out(checkpoint.step)
             self._look_finished()
 
-    def land_written(self, connection: Connection, header: Header) -> Landing:
+    def take_written(self, connection: Connection, header: Header, written: Written) -> None:
         """Takes a server's answer, or that of another worker, which server 0 passes on."""
-        return message_landing(header, Written, partial(self._written, header.rank))
+        server = header.rank
+        name = _server(server) if written.worker == UNKNOWN else _worker(written.worker)
+        by_itself = written.worker == UNKNOWN
+        if name not in self._waits_for or not (by_itself or (server == 0 and written.worker > 0)):
+            raise ProtocolError("it has written a checkpoint for which nobody has asked")
+        if written.problem:
+            _log.warning("%s has not written %s", name, written.problem)
+        self._note(name, written)
 
     def _own_written(self, written: Written) -> None:
         """Takes note of this worker's own part, or that it is not needed."""
@@ -380,15 +386,6 @@ class Checkpoints:
         if self._rank == 0 and self._settings.checkpoint_dir is not None:
             marks.remove(self._settings.checkpoint_dir, self._place.mark(_worker(0)))
         self.let_go()
-
-    def _written(self, server: int, written: Written) -> None:
-        name = _server(server) if written.worker == UNKNOWN else _worker(written.worker)
-        by_itself = written.worker == UNKNOWN
-        if name not in self._waits_for or not (by_itself or (server == 0 and written.worker > 0)):
-            raise ProtocolError("it has written a checkpoint for which nobody has asked")
-        if written.problem:
-            _log.warning("%s has not written %s", name, written.problem)
-        self._note(name, written)
 
     def _note(self, name: str, written: Written) -> None:
         self._waits_for.remove(name)
