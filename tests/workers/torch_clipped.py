@@ -7,7 +7,7 @@ from typing import List, Tuple
 
 import torch
 from p3kv.errors import ConfigError, NotSupportedError
-from p3kv.frontends.torch.values.watched import _LATE
+from p3kv.frontends.torch.values.watched import _WATCHERS
 from p3kv.worker import this_process
 from torch import nn
 from torch_refusals import refused
@@ -77,7 +77,7 @@ def clip() -> None:
         alone.step()
     for mine, theirs in zip(net.parameters(), twin.parameters()):
         torch.testing.assert_close(mine.detach(), theirs.detach(), rtol=1e-4, atol=1e-5)
-    assert len(_LATE) <= 1, "norms that nobody has read are kept"
+    assert len(_WATCHERS) <= 1, "norms that nobody has read are kept"
     for norm, expected in norms:  # also of those that are read long after
         torch.testing.assert_close(norm, expected, rtol=1e-5, atol=0)
     assert sum(float(norm) > 0.1 for norm, _ in norms) > 5

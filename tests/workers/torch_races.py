@@ -2,11 +2,11 @@
 
 import p3kv.torch  # noqa: I001
 import threading
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Tuple
 
 import torch
 from p3kv.frontends.torch import clipping
-from p3kv.frontends.torch.values import late as late_values
+from p3kv.frontends.torch.values import bucket as buckets
 from p3kv.frontends.torch.values import watched
 from torch import nn
 
@@ -30,16 +30,16 @@ def a_value_is_written_while_its_parameter_becomes_late() -> None:
     model = nn.Linear(4, 3, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = trained(model)
-    have_wait = late_values.have_wait
+    watch = buckets.watch
     threads: List[threading.Thread] = []
 
-    def write_and_have_wait(tensor: torch.Tensor, what: Any) -> None:
-        if tensor is model.weight:
-            assert what._there.wait(DEADLINE_S)
-            threads.append(meanwhile(what.take_if_there))
-        have_wait(tensor, what)
+    def write_and_watch(watcher: Any, tensors: List[torch.Tensor]) -> None:
+        if any(tensor is model.weight for tensor in tensors):
+            assert watcher._there.wait(DEADLINE_S)
+            threads.append(meanwhile(watcher.take_if_there))
+        watch(watcher, tensors)
 
-    late_values.have_wait = write_and_have_wait
+    buckets.watch = write_and_watch
     for number in range(1, 4):
         model(ONES).sum().backward()
         optimizer.step()
@@ -48,7 +48,7 @@ def a_value_is_written_while_its_parameter_becomes_late() -> None:
         assert torch.equal(model.weight.detach(), torch.full((3, 4), -float(number)))
         optimizer.wait()
         assert type(model.weight) is nn.Parameter, type(model.weight)
-    late_values.have_wait = have_wait
+    buckets.watch = watch
 
 
 def hooks_of_two_threads_begin_one_step() -> None:
@@ -85,29 +85,31 @@ def hooks_of_two_threads_begin_one_step() -> None:
         if step:
             assert seen == ["begins", "has begun", "pushes", "pushes"], seen
         seen.clear()
-    assert [late.key.round for late in optimizer._steps._shared.every] == [3, 3]
+    assert [one.key.round for one in optimizer._steps._shared.buckets] == [3, 3]
 
 
 def two_threads_read_a_norm() -> None:
     model = nn.Linear(4, 3, bias=False)
     optimizer = trained(model)
-    have_back = watched.have_back
+    unwatch = watched.unwatch
     read: List[float] = []
     for _ in range(3):
         model(ONES).sum().backward()
         norm = optimizer.clip_grad_norm_(1.0)
 
-        def read_and_have_back(tensor: torch.Tensor, what: Any, norm: torch.Tensor = norm) -> None:
-            have_back(tensor, what)
-            if tensor is norm:
+        def read_and_unwatch(
+            watcher: Any, tensors: Tuple[torch.Tensor], norm: torch.Tensor = norm
+        ) -> None:
+            unwatch(watcher, tensors)
+            if tensors[0] is norm:
                 meanwhile(lambda: read.append(float(norm)))
 
-        clipping.have_back = read_and_have_back
+        clipping.unwatch = read_and_unwatch
         float(norm)
         assert type(norm) is torch.Tensor
         optimizer.step()
         optimizer.zero_grad()
-    clipping.have_back = have_back
+    clipping.unwatch = unwatch
     assert len(read) == 3 and all(abs(one - 12**0.5) < 1e-3 for one in read), read
 
 

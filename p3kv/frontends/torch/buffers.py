@@ -7,7 +7,18 @@ import logging
 import threading
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Callable, Collection, Iterable, List, Optional, Protocol, Sequence, Set
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Iterable,
+    List,
+    Optional,
+    Protocol,
+    Sequence,
+    Set,
+    Tuple,
+)
 from weakref import WeakSet
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by name then
@@ -32,11 +43,12 @@ from p3kv.frontends.torch.buffer_places import (
 )
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn
 from p3kv.frontends.torch.pushes import pushes_of
-from p3kv.frontends.torch.script_marks import may_begin_forward, waited
+from p3kv.frontends.torch.script_marks import may_begin_forward
+from p3kv.frontends.torch.values.bucket import Arriving
 from p3kv.frontends.torch.values.copies import Copies
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.early import forget_with
-from p3kv.frontends.torch.values.watched import Waits, have_back, have_wait
+from p3kv.frontends.torch.values.watched import Watcher, unwatch, watch
 from p3kv.store.resuming import Resuming
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.saving.cuts import Unpushed
@@ -57,10 +69,11 @@ class User(Protocol):
         """Parameters that it trains."""
 
 
-class Alias(Waits):
+class Alias(Watcher):
     """A buffer that has memory of weights: whoever reads it waits for them."""
 
-    def __init__(self, place: Place, weights: List[Waits]) -> None:
+    def __init__(self, place: Place, weights: List[Tuple[Watcher, torch.Tensor]]) -> None:
+        """The weights, each with what waits for its value."""
         self._place = place
         self._weights = weights
         self._late: Optional[torch.Tensor] = None
@@ -74,21 +87,21 @@ class Alias(Waits):
             if buffer is not self._late:
                 self._end()
                 self._late = buffer
-                have_wait(buffer, self)
+                watch(self, (buffer,))
 
-    def take(self) -> None:
-        for weight in self._weights:
-            weight.take()
+    def take(self, tensor: Optional[torch.Tensor] = None) -> None:
+        for watcher, weight in self._weights:
+            watcher.take(weight)
         with self._taking:
             self._end()
 
-    def read(self, function: Any) -> None:
+    def read(self, tensor: torch.Tensor, function: Any) -> None:
         may_begin_forward()
         self.take()
 
     def _end(self) -> None:
         if self._late is not None:
-            have_back(self._late, self)
+            unwatch(self, (self._late,))
             self._late = None
 
 
@@ -279,18 +292,16 @@ class Untrained:
             )
 
 
-class Pack(Waits):
+class Pack(Arriving):
     """Some buffers of a dtype, one after the other, under one key."""
 
     def __init__(
         self, key: WorkerKey, dtype: torch.dtype, places: List[Place], copies: Copies
     ) -> None:
-        self.key = key
+        super().__init__(key, copies, copies.empty((key.size_elems,), dtype))
         self.device = places[0].device
-        self.copies = copies
         self.dtype = dtype
         """As it travels."""
-        self.staging = copies.empty((key.size_elems,), dtype)
         self._sent: Optional[torch.Tensor] = None
         """The last value that this worker has sent for all."""
         self._places = places
@@ -303,9 +314,6 @@ class Pack(Waits):
         self._copies: List[Future[np.ndarray]] = []
         """To be made when they are there."""
         self._divisor = 1
-        self._there = threading.Event()
-        self._error: Optional[BaseException] = None
-        self._taking = threading.Lock()
 
     def gathered(self) -> torch.Tensor:
         """A copy of the buffers' values as they travel."""
@@ -365,7 +373,7 @@ class Pack(Waits):
                     self.key, round_, step, 0,
                     values.data_ptr() if values is not None else None if pulls else 0,
                     self.staging.data_ptr() if lands else None,
-                    partial(self.arrived if lands else _has_left, values), asks,
+                    partial(_arrived if lands else _has_left, self, values), asks,
                     Future() if values is None and not pulls else None,
                     exact=True,
                 )
@@ -388,7 +396,7 @@ class Pack(Waits):
 
     def _await(self, divisor: int) -> None:
         """From now on, whoever reads a buffer waits."""
-        self._there.clear()
+        self.begin()
         self._divisor = divisor
         self._late = [
             None if id(place.tensor) in self._aliases else place.tensor for place in self._places
@@ -401,8 +409,7 @@ class Pack(Waits):
             ]
         )
         self.copies.arm()
-        for buffer in self._each_late():
-            have_wait(buffer, self)
+        watch(self, self._each_late())
 
     def _each_late(self) -> Iterable[torch.Tensor]:
         return {id(one): one for one in self._late if one is not None}.values()
@@ -416,38 +423,28 @@ class Pack(Waits):
         self._aliases = {id(one) for one in now if id(one) in self._aliases}
         self._aliases |= {id(one) for one in new if memory.of(one)}
 
-    def arrived(self, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
-        """Called in the worker's thread; `source` stays until then."""
-        self._error = error
-        self._there.set()
-
-    def take(self) -> None:
+    def take(self, tensor: Optional[torch.Tensor] = None) -> None:
         """Waits for the value, if one is under way, and writes it into the buffers. Raises the
         job's failure."""
         if not self._late:
             return
-        if not self._there.is_set():
-            waited(self._there.wait)
+        self.await_value()
         with self._taking:
             if not self._late:
                 return
-            if self._error is not None:
-                raise self._error
-            with torch._C.DisableTorchFunctionSubclass():
-                self.copies.write(self._write)
+            self.write()
             self.copies.finish()
-            for buffer in self._each_late():
-                have_back(buffer, self)
+            unwatch(self, self._each_late())
             self._late = []
             for copy in self._copies:
                 copy.set_result(_array(self.gathered()))
             self._copies = []
 
-    def read(self, function: Any) -> None:
+    def read(self, tensor: torch.Tensor, function: Any) -> None:
         may_begin_forward()
         self.take()
 
-    def _write(self) -> None:
+    def _copy(self) -> None:
         values = self.staging / self._divisor if self._divisor > 1 else self.staging
         # Not into what the script has put in their place since.
         values, at = self.copies.to_device(values), 0
@@ -457,7 +454,12 @@ class Pack(Waits):
             at += elems
 
 
-def _has_left(source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
+def _arrived(pack: Pack, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
+    """Called in the worker's thread; `source` stays until then."""
+    pack.arrived(error)
+
+
+def _has_left(pack: Pack, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
     """Called in the worker's thread; `source` stays until then. Nobody waits for it, and a later
     round may be under way."""
 

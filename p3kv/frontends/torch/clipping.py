@@ -6,14 +6,14 @@ import math
 import threading
 from collections import deque
 from concurrent.futures import Future
-from typing import Any, Callable, Deque
+from typing import Any, Callable, Deque, Optional
 
 import torch
 
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.script_marks import may_begin_forward, waited
-from p3kv.frontends.torch.values.watched import Waits, have_back, have_wait
+from p3kv.frontends.torch.values.watched import Watcher, unwatch, watch
 from p3kv.store.clipped_steps import ClippedSteps
 from p3kv.worker.stores import WorkerStore
 
@@ -96,7 +96,7 @@ class Clipping:
             self._norms.popleft().take()
 
 
-class LateNorm(Waits):
+class LateNorm(Watcher):
     """A norm that is under way."""
 
     def __init__(self, norm: torch.Tensor, of_sum: Future[float], workers: int) -> None:
@@ -107,18 +107,18 @@ class LateNorm(Waits):
         self._workers = workers
         self._is_late = True
         self._taking = threading.Lock()
-        have_wait(norm, self)
+        watch(self, (norm,))
 
     @property
     def is_known(self) -> bool:
         """Whether nobody has to wait."""
         return self._of_sum.done()
 
-    def read(self, function: Any) -> None:
+    def read(self, tensor: torch.Tensor, function: Any) -> None:
         may_begin_forward()
         self.take()
 
-    def take(self) -> None:
+    def take(self, tensor: Optional[torch.Tensor] = None) -> None:
         """Waits for the norm, unless it is there. Raises the job's failure."""
         if not self._is_late:
             return
@@ -127,7 +127,7 @@ class LateNorm(Waits):
             if self._is_late:
                 with torch._C.DisableTorchFunctionSubclass():
                     self._norm.fill_(of_sum / self._workers)
-                have_back(self._norm, self)
+                unwatch(self, (self._norm,))
                 self._is_late = False
 
 

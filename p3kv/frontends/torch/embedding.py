@@ -10,7 +10,7 @@ import torch
 
 from p3kv.common.seeded_rows import seeded_rows
 from p3kv.errors import ConfigError, NotSupportedError
-from p3kv.frontends.torch.table import LateTable
+from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.table_weight import TableWeight
 from p3kv.wire.messages import SeededRows
 from p3kv.worker import this_process
@@ -106,8 +106,8 @@ class Embedding(torch.nn.Embedding):
         """
         return dict(self._table().stats) if isinstance(self.weight, TableWeight) else {}
 
-    def _table(self) -> LateTable:
-        table: Optional[LateTable] = self.weight.table
+    def _table(self) -> Table:
+        table: Optional[Table] = self.weight.table
         if table is None:
             raise NotSupportedError(
                 "a p3kv.torch.Embedding was called before its rows are on the servers: give its "

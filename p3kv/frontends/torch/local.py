@@ -13,7 +13,7 @@ from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.shared_model import SharedModel
 from p3kv.frontends.torch.steps import Steps, evaluated, own_step
 from p3kv.frontends.torch.trained import copied, go_on
-from p3kv.frontends.torch.values.late import Late
+from p3kv.frontends.torch.values.bucket import Bucket, Weight
 from p3kv.store.outer import set_outer_optimizer
 from p3kv.store.turns import Progress
 from p3kv.worker.saving.cuts import Trained
@@ -23,8 +23,10 @@ _OF_SCALER = ("grad_scale", "found_inf")
 """Attributes by which GradScaler tells an optimizer that it has scaled gradients."""
 
 
-class _Weight(NamedTuple):
-    late: Late
+class _Turn(NamedTuple):
+    bucket: Bucket
+    weight: Weight
+    """Its only one."""
     progress: Progress
 
 
@@ -52,27 +54,30 @@ class LocalSteps(Steps):
         assert rule is not None
         shared = self._shared = SharedModel(own, model, optimizer, buffers, whole=False, sparse={})
         exchange = self._exchange = shared.exchange
-        every, workers = shared.every, shared.worker.num_workers
+        workers = shared.worker.num_workers
         schedule = self._schedule = set_outer_optimizer(
             own, shared.resuming, lambda: class_of(optimizer).__name__
         )
         self._parts = workers if rule.adds else 1
         """What this worker's optimizer does counts with one of so many parts."""
-        sizes = [(late.key.key, late.key.size_bytes) for late in every]
-        self._weights = [_Weight(late, schedule.of(late.key.key, sizes)) for late in every]
+        sizes = [(bucket.key.key, bucket.key.size_bytes) for bucket in shared.buckets]
+        self._turns = [
+            _Turn(bucket, bucket.weights[0], schedule.of(bucket.key.key, sizes))
+            for bucket in shared.buckets
+        ]
         shared.begin(self)
-        for late in every:
-            late.key.goes_on = True
+        for bucket in shared.buckets:
+            bucket.key.goes_on = True
         self._before: Optional[List[Trained]] = None
         """What `_copied` gives, before `synchronize` after the newest step."""
         self._go_on()
         own.keep_trained(self._copied)
         self._hooks = [
-            late.parameter.register_post_accumulate_grad_hook(
-                partial(_ready, ref(exchange), ref(late))
+            weight.parameter.register_post_accumulate_grad_hook(
+                partial(_ready, ref(exchange), ref(weight))
             )
-            for late in every
-            if late.parameter.requires_grad
+            for weight in shared.every
+            if weight.parameter.requires_grad
         ]
         """For the first step, which tells the forward order."""
 
@@ -82,17 +87,17 @@ class LocalSteps(Steps):
         self._before = None
         self._shared.pushes.begin_own_step()
         loss = self._update(closure)
-        for late, progress in self._weights:
+        for bucket, weight, progress in self._turns:
             due = progress.step()
             if due.takes_before:
-                _take_from_now_on(late)
+                _take_from_now_on(bucket)
             if due.sends:
-                self._exchange.push_difference(late)
+                self._exchange.push_difference(bucket)
                 if due.takes_now:
-                    _take_from_now_on(late)
+                    _take_from_now_on(bucket)
                 else:
-                    late.as_sent = late.parameter.detach().clone()
-        self._exchange.end_step(self._shared.every)
+                    weight.as_sent = weight.parameter.detach().clone()
+        self._exchange.end_step()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -111,12 +116,14 @@ class LocalSteps(Steps):
         try:
             if skips:
                 return loss
-            updated = [late for late, _ in self._weights if late.parameter.grad is not None]
-            for late in updated:
-                self._exchange.sees_reads(late)
-                late.take()
-                if scale is not None:
-                    late.parameter.grad.div_(scale.to(late.device))
+            updated = [one.weight for one in self._turns if one.weight.parameter.grad is not None]
+            for bucket, weight, _ in self._turns:
+                gradient = weight.parameter.grad
+                if gradient is not None:
+                    self._exchange.sees_reads(weight)
+                    bucket.take()
+                    if scale is not None:
+                        gradient.div_(scale.to(weight.device))
             self._multiply_learned(updated, self._parts)
             returned = own_step(self._optimizer, closure)
             self._multiply_learned(updated, 1 / self._parts)
@@ -124,26 +131,26 @@ class LocalSteps(Steps):
         finally:
             attributes.update(its)
 
-    def _multiply_learned(self, updated: Sequence[Late], by: float) -> None:
+    def _multiply_learned(self, updated: Sequence[Weight], by: float) -> None:
         """Multiplies by how much weights differ from the servers' values. Where changes add up, the
         optimizer updates the weights that there would be if all workers had learned the same: so
         weight decay and Adam's steps count once, and not once for each worker."""
         if self._parts == 1:
             return
-        for late in updated:
-            value = late.copies.to_device(late.staging)
-            late.parameter.data.sub_(value).mul_(by).add_(value)
+        for weight in updated:
+            value = weight.copies.to_device(weight.staging)
+            weight.parameter.data.sub_(value).mul_(by).add_(value)
 
     def wait(self) -> None:
         self._shared.wait()
 
     def settle(self) -> None:
         """Has all weights take the values for which they have sent differences."""
-        for late, progress in self._weights:
+        for bucket, _, progress in self._turns:
             if progress.awaits:
                 progress.settle()
-                _take_from_now_on(late)
-            late.take()
+                _take_from_now_on(bucket)
+            bucket.take()
         self.wait()
 
     def synchronize(self) -> None:
@@ -161,10 +168,10 @@ class LocalSteps(Steps):
         self.settle()
         self._shared.pushes.begin_exchange()
         with self._schedule.averaging():
-            for late, progress in self._weights:
-                self._exchange.push_difference(late)
+            for bucket, _, progress in self._turns:
+                self._exchange.push_difference(bucket)
                 progress.exchanged()
-                _take_from_now_on(late)
+                _take_from_now_on(bucket)
         self.wait()
         self._shared.pull()
 
@@ -179,30 +186,31 @@ class LocalSteps(Steps):
             return self._before
         states: Dict[Any, Any] = self._optimizer.state
         return [
-            copied(late, progress, states.get(late.parameter)) for late, progress in self._weights
+            copied(bucket, progress, states.get(weight.parameter))
+            for bucket, weight, progress in self._turns
         ]
 
     def _go_on(self) -> None:
         """Has this worker have what it had at the checkpoint from which the job goes on."""
-        for late, progress in self._weights:
-            saved = self._own.own_trained(late.key.key)
+        for bucket, weight, progress in self._turns:
+            saved = self._own.own_trained(bucket.key.key)
             if saved is not None:
-                state = go_on(late, progress, saved.numbers, saved.arrays)
-                self._optimizer.state.pop(late.parameter, None)
+                state = go_on(bucket, progress, saved.numbers, saved.arrays)
+                self._optimizer.state.pop(weight.parameter, None)
                 if state is not None:
-                    self._optimizer.state[late.parameter] = state
+                    self._optimizer.state[weight.parameter] = state
 
 
-def _take_from_now_on(late: Late) -> None:
+def _take_from_now_on(bucket: Bucket) -> None:
     """Has whoever reads the weight wait for its value."""
-    late.key.value_is_due()
-    torch.autograd.graph.increment_version(late.parameter)
-    late.arm()
+    bucket.key.value_is_due()
+    torch.autograd.graph.increment_version(bucket.weights[0].parameter)
+    bucket.arm()
 
 
 def _ready(
-    exchange: ReferenceType[Exchange], late: ReferenceType[Late], parameter: torch.Tensor
+    exchange: ReferenceType[Exchange], weight: ReferenceType[Weight], parameter: torch.Tensor
 ) -> None:
-    of_all, one = exchange(), late()
+    of_all, one = exchange(), weight()
     if of_all is not None and one is not None:
         of_all.note_order(one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -12,10 +12,9 @@ from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.optimizers.optimizer_settings import BY_ROWS, class_of
 from p3kv.frontends.torch.steps import parameters_of
 from p3kv.frontends.torch.tensors import array_of
+from p3kv.frontends.torch.values.bucket import Bucket, Gathered, Weight
 from p3kv.frontends.torch.values.compiled import own_name
 from p3kv.frontends.torch.values.copies import Copies, Then
-from p3kv.frontends.torch.values.early import EarlyWrites
-from p3kv.frontends.torch.values.late import Late
 from p3kv.frontends.torch.values.table_weight import TableWeight
 from p3kv.worker.routes import RowsPull, RowsPush
 from p3kv.worker.transfers import Transfer, WorkerKey
@@ -73,27 +72,11 @@ def check_rows(optimizer: torch.optim.Optimizer, sparse: Mapping[int, str]) -> N
         )
 
 
-class LateRows(Late):
-    """A parameter of which rows travel: to the servers those that the gradient has, and back those
-    that any worker's gradient has changed."""
+class RowsWeight(Weight):
+    """One whose gradients are sparse."""
 
-    def __init__(
-        self,
-        key: WorkerKey,
-        parameter: torch.nn.Parameter,
-        name: str,
-        early: EarlyWrites,
-        copies: Copies,
-    ) -> None:
-        super().__init__(key, parameter, name, early, copies)
-        self._rounds: Optional[Mapping[int, int]] = None
-        """By server: the round whose rows are in the staging memory; None: there are none."""
-        self._arriving: List[np.ndarray] = []
-        """Numbers of rows that are in the staging memory and not in the parameter."""
-        self.newest: Optional[torch.Tensor] = None
-
-    def check_layout(self, gradient: torch.Tensor) -> None:
-        """Raises NotSupportedError for a gradient that is not sparse by rows."""
+    def check_gradient(self, gradient: torch.Tensor) -> None:
+        """Also for one that is not sparse by rows."""
         if gradient.layout is not torch.sparse_coo or gradient.sparse_dim() != 1:
             raise NotSupportedError(
                 f"the gradient of '{self.name}' is not sparse by rows, though its embedding has "
@@ -101,6 +84,28 @@ class LateRows(Late):
                 "such as a layer that is tied to it. Make the embedding with sparse=False, and "
                 "train it by an optimizer that takes dense gradients"
             )
+        self.check_kind(gradient)
+
+
+class RowsBucket(Bucket):
+    """A parameter of which rows travel: to the servers those that the gradient has, and back those
+    that any worker's gradient has changed."""
+
+    by_rows = True
+    kind = RowsWeight
+
+    def __init__(
+        self,
+        key: WorkerKey,
+        parameters: Sequence[Tuple[str, torch.nn.Parameter]],
+        copies: Copies,
+    ) -> None:
+        super().__init__(key, parameters, copies)
+        (self._weight,) = self.weights
+        self._rounds: Optional[Mapping[int, int]] = None
+        """By server: the round whose rows are in the staging memory; None: there are none."""
+        self._arriving: List[np.ndarray] = []
+        """Numbers of rows that are in the staging memory and not in the parameter."""
 
     def exchange(
         self,
@@ -111,10 +116,11 @@ class LateRows(Late):
         changes: Optional[Future[bool]],
         exact: bool,
         lands: bool,
+        gathered: Optional[Gathered],
     ) -> Then:
         """What begins, called with the source, the transfers that bring a value: a push if it
         `pushes`, and a pull of the rows that have changed if the value `lands`. A gradient is
-        coalesced; a dense source has all rows."""
+        coalesced; a dense source has all rows. `gathered`: the gradient as it is on its device."""
         key = self.key
         asks = key.asks() if pushes else ()
         ask = key.ask() if lands else None
@@ -136,6 +142,8 @@ class LateRows(Late):
             )  # fmt: skip
 
         def begin_with(source: Optional[torch.Tensor]) -> None:
+            if gathered is not None and source is gathered.flat:
+                self.leaves_itself()
             if pushes:
                 done = self.arrived if ask is None else _has_left
                 rows = self._rows_of(source)
@@ -155,15 +163,15 @@ class LateRows(Late):
             return numbers, array_of(source.values().contiguous()).reshape(len(numbers), elems)
         return np.arange(self.key.shape[0]), array_of(source).reshape(-1, elems)
 
-    def _copy(self) -> None:
+    def _copy_one(self, weight: Weight) -> None:
         arrived, self._arriving = self._arriving, []
-        self.newest = torch.from_numpy(np.concatenate(arrived or [np.empty(0, np.int64)]))
-        if self._changes is not None or len(self.newest) == self.key.shape[0]:
-            super()._copy()  # the script may have written into other rows of a frozen one
+        weight.newest = torch.from_numpy(np.concatenate(arrived or [np.empty(0, np.int64)]))
+        if self._changes is not None or len(weight.newest) == self.key.shape[0]:
+            super()._copy_one(weight)  # the script may have written into other rows of a frozen one
             return
         to_device = self.copies.to_device
-        rows = to_device(self.staging.index_select(0, self.newest))
-        self.parameter.data.index_copy_(0, to_device(self.newest), rows)
+        rows = to_device(self.staging.index_select(0, weight.newest))
+        weight.parameter.data.index_copy_(0, to_device(weight.newest), rows)
 
 
 def _has_left(error: Optional[BaseException]) -> None:

@@ -26,8 +26,8 @@ from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
 from p3kv.frontends.torch.steps import Steps, evaluated
-from p3kv.frontends.torch.table import LateTable
-from p3kv.frontends.torch.values.late import Late
+from p3kv.frontends.torch.table import Table
+from p3kv.frontends.torch.values.bucket import Bucket, Weight
 from p3kv.frontends.torch.values.written import copied, is_written
 from p3kv.server.optimizer import State
 from p3kv.store.states import give_state, states_of
@@ -62,8 +62,12 @@ class ServerSteps(Steps):
         if own.codec_applies_momentum and optimizer.state:
             own.combine({Feature.STATES}, "the optimizer has trained before")
         shared = self._shared = SharedModel(own, model, optimizer, buffers, self._whole, sparse)
-        self._late = {id(late.parameter): late for late in shared.every}
-        self._unit_of = {id(late.parameter): one for one in shared.units for late in one.members}
+        self._of: Dict[int, Tuple[Bucket, Weight]] = {
+            id(weight.parameter): (bucket, weight)
+            for bucket in shared.buckets
+            for weight in bucket.weights
+        }
+        """By the parameter's id."""
         self._exchange = shared.exchange
         self._pushes = shared.pushes
         worker = self._worker = shared.worker
@@ -71,15 +75,17 @@ class ServerSteps(Steps):
         shared.resuming.set_optimizer(
             TorchScriptOptimizer(
                 optimizer,
-                {at: late.key.key for at, late in self._late.items()},
+                {at: weight.key.key for at, (_, weight) in self._of.items()},
                 self._pushes.step,
                 worker.num_workers,
                 own.codec_applies_momentum,
                 sparse,
             )
         )
-        self._hooks: Dict[int, Any] = {}
-        """By the parameter's id."""
+        self._hooks: List[Any] = []
+        self._hook = _hook_of(WeakMethod(self._ready))
+        self._without_hook = shared.every
+        """Parameters that were frozen when hooks were added."""
         self._has_left = False
         """Whether gradients of a step have left, and it has not ended."""
         self._beginning = threading.Lock()
@@ -99,22 +105,21 @@ class ServerSteps(Steps):
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
         if not self._syncs() or parameter.grad is None:
             return
-        late = self._late[id(parameter)]
-        if late.pushed or late.leaving is not None:
-            refuse_second(late)
-        self._exchange.note(late)
+        bucket, weight = self._of[id(parameter)]
+        if bucket.pushed or weight.leaving is not None:
+            refuse_second(weight)
+        self._exchange.note(bucket, weight)
         if self._clipping.is_known and not self._own.waits_for_cut:
             self._begin()
-            unit = self._unit_of[id(parameter)]
-            if unit.is_complete:
-                self._exchange.push(unit)
+            if bucket.is_complete:
+                self._exchange.push(bucket)
 
     def clip(self, max_norm: float) -> torch.Tensor:
         self._shared.check()
         check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
         self._clipping.begin()
         self._begin()
-        self._exchange.push_remaining(self._shared.units)
+        self._exchange.push_remaining(self._shared.buckets)
         return self._clipping.clip(max_norm)
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
@@ -122,23 +127,20 @@ class ServerSteps(Steps):
         self._shared.check()
         self._check_groups()
         self._begin()
-        every = self._shared.every
-        self._exchange.push_remaining(self._shared.units)
+        self._exchange.push_remaining(self._shared.buckets)
         self._clipping.end_step()
         self._add_hooks()
         self._check_settings()
-        pushed = [late for late in every if late.pushed]
-        torch.autograd.graph.increment_version([late.parameter for late in pushed])
-        for late in pushed:
-            late.pushed = False
-            if late.leaving is not None:
-                late.leaving.step_ends()
-                late.leaving = None
-            if late.parameter.requires_grad:
-                late.value_version = late.parameter._version
-            late.arm()
+        pushed = [bucket for bucket in self._shared.buckets if bucket.pushed]
+        torch.autograd.graph.increment_version(
+            [weight.parameter for bucket in pushed for weight in bucket.weights]
+        )
+        with torch._C.DisableTorchFunctionSubclass():
+            for bucket in pushed:
+                bucket.step_ends()
+                bucket.arm()
         self._shared.push_buffers()
-        self._exchange.end_step(every)
+        self._exchange.end_step()
         self._has_left = False
         self._states.step_ends(self._parameters.values())
         return loss
@@ -156,15 +158,16 @@ class ServerSteps(Steps):
             if written and self._worker.rank == 0:
                 self._shared.wait()
                 for parameter, state in written.items():
-                    late = self._late.get(id(parameter))  # None: quantised
-                    # Adagrad begins with one.
-                    if late is not None and late.is_table and state and state.get("step", 1):
+                    if id(parameter) not in self._of:  # quantised
+                        continue
+                    _, weight = self._of[id(parameter)]
+                    if not weight.is_table:
+                        self._give_state(weight, state)
+                    elif state and state.get("step", 1):  # Adagrad begins with one
                         raise NotSupportedError(
-                            f"the optimizer's state of the table '{late.name}' was loaded or "
+                            f"the optimizer's state of the table '{weight.name}' was loaded or "
                             "changed, and it is on the servers: leave it out of the state_dict"
                         )
-                    if late is not None and not late.is_table:
-                        self._give_state(late, state)
             self._have_states = self._has_left = True
 
     def _check_settings(self) -> None:
@@ -193,23 +196,23 @@ class ServerSteps(Steps):
         states = {parameter: held.get(parameter) or {} for parameter in every}
         return {one: state for one, state in states.items() if state or self._have_states}
 
-    def _give_state(self, late: Late, state: Dict[str, Any]) -> None:
+    def _give_state(self, weight: Weight, state: Dict[str, Any]) -> None:
         """Gives the servers the state that a parameter has from now on. No value is under way, and
         they make no step without this worker's gradients."""
-        optimizer, weight = self._pushes.optimizer, late.parameter.detach()
+        optimizer, value = self._pushes.optimizer, weight.parameter.detach()
         assert optimizer is not None
         master = state.get(MASTER)
-        if master is not None and not torch.equal(master.to(weight), weight):
+        if master is not None and not torch.equal(master.to(value), value):
             state = {name: value for name, value in state.items() if name != MASTER}
-        given = exported(state, optimizer.since_step, self._whole, late.name)
+        given = exported(state, optimizer.since_step, self._whole, weight.name)
         for name, array in given.elements.items():
-            if not self._whole and array.size != weight.numel():
+            if not self._whole and array.size != value.numel():
                 raise NotSupportedError(
-                    f"the entry {name!r} in the state of '{late.name}' has {array.size} elements, "
-                    f"and the weight has {weight.numel()}: servers keep entries that have a number "
-                    "for each element"
+                    f"the entry {name!r} in the state of '{weight.name}' has {array.size} "
+                    f"elements, and the weight has {value.numel()}: servers keep entries that have "
+                    "a number for each element"
                 )
-        give_state(self._own, late.key, given if state else None, self._whole, late.member)
+        give_state(self._own, weight.key, given if state else None, self._whole, weight.member)
 
     def wait(self) -> None:
         """Waits for the last norm, too."""
@@ -226,7 +229,7 @@ class ServerSteps(Steps):
             with suppress(NotSupportedError):
                 self._states.data  # noqa: B018  has it fetch them: the servers forget theirs
         self._shared.stop()
-        for hook in self._hooks.values():
+        for hook in self._hooks:
             hook.remove()
 
     def _fetched_states(self) -> Iterator[Tuple[torch.Tensor, Dict[str, Any]]]:
@@ -238,14 +241,14 @@ class ServerSteps(Steps):
                 "and step(): read it after step()"
             )
         self.wait()
-        for late in self._shared.every:
-            if isinstance(late, LateTable):
-                late.say_left_out()
+        for bucket, weight in self._of.values():
+            if isinstance(bucket, Table):
+                bucket.say_left_out()
                 continue
-            states = states_of(self._own, late.key, self._whole, late.member)
+            states = states_of(self._own, weight.key, self._whole, weight.member)
             if states:
-                shape = None if self._whole and late.parameter.dim() else late.parameter.shape
-                yield late.parameter, imported(State.joined(states), shape, late.device)
+                shape = None if self._whole and weight.parameter.dim() else weight.shape
+                yield weight.parameter, imported(State.joined(states), shape, weight.device)
 
     def check_load(self) -> None:
         self._own.combine({Feature.STATES}, "opt.load_state_dict()")
@@ -272,23 +275,32 @@ class ServerSteps(Steps):
         )
 
     def _add_hooks(self) -> None:
-        """Hooks of parameters that have none, unless they are frozen. They do not keep this: a
-        model may stay when its optimizer goes."""
-        ready = WeakMethod(self._ready)
-
-        @torch._disable_dynamo
-        def hook(parameter: torch.Tensor) -> None:
-            method = ready()
-            if method is not None:
-                method(parameter)
-
-        for at, late in self._late.items():
-            parameter = late.parameter
-            if parameter.requires_grad and at not in self._hooks:
-                self._hooks[at] = parameter.register_post_accumulate_grad_hook(hook)
+        """Hooks of parameters that have none, unless they are frozen."""
+        if not self._without_hook:
+            return
+        frozen = []
+        for weight in self._without_hook:
+            if weight.parameter.requires_grad:
+                hook = weight.parameter.register_post_accumulate_grad_hook(self._hook)
+                self._hooks.append(hook)
+            else:
+                frozen.append(weight)
+        self._without_hook = frozen
 
     def _frozen(self) -> List[Unpushed]:
         """Copies for a checkpoint of what servers do not have: frozen weights that the script has
         written to."""
-        frozen = (late for late in self._shared.every if not late.parameter.requires_grad)
-        return [*(copied(late) for late in frozen if is_written(late)), *self._shared.copied()]
+        frozen = (one for one in self._shared.every if not one.parameter.requires_grad)
+        return [*(copied(one) for one in frozen if is_written(one)), *self._shared.copied()]
+
+
+def _hook_of(ready: Callable[[], Optional[Callable[[torch.Tensor], None]]]) -> Any:
+    """A hook that does not keep the steps: a model may stay when its optimizer goes."""
+
+    @torch._disable_dynamo
+    def hook(parameter: torch.Tensor) -> None:
+        method = ready()
+        if method is not None:
+            method(parameter)
+
+    return hook

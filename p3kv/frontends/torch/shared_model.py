@@ -32,16 +32,15 @@ from p3kv.frontends.torch.refusals import (
     check_rule,
     warn_of_replaced,
 )
-from p3kv.frontends.torch.rows import LAYOUT, LateRows
+from p3kv.frontends.torch.rows import LAYOUT, RowsBucket
 from p3kv.frontends.torch.steps import Steps, parameters_of
-from p3kv.frontends.torch.table import LateTable
+from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
 from p3kv.frontends.torch.values.asleep import settle_all
-from p3kv.frontends.torch.values.bucket import Bucket, Joinable, Unit, buckets_of
+from p3kv.frontends.torch.values.bucket import Bucket, Joinable, buckets_of
 from p3kv.frontends.torch.values.compiled import own_name
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.early import EARLY, forget_with
-from p3kv.frontends.torch.values.late import Late
 from p3kv.frontends.torch.values.table_weight import TableWeight
 from p3kv.frontends.torch.values.written import is_written
 from p3kv.store.resuming import Resuming
@@ -81,18 +80,18 @@ class SharedModel:
         self.pushes = pushes_of(own, worker.rank)
         self.resuming = Resuming(own, self.pushes, worker.rank, TorchGoesOn(own))
         self._devices = Devices(worker.abort)
-        self.units = self._declared(model, optimizer, whole, sparse)
-        """All parameters as they travel."""
-        self.every = [late for unit in self.units for late in unit.members]
-        self.exchange = Exchange(worker, own, self.pushes, self.units, self._devices)
-        for late in self.every:
-            if isinstance(late, LateTable):
-                late.connect(worker.begin, lambda: self.pushes.step, worker.rank == 0)
+        self.buckets = self._declared(model, optimizer, whole, sparse)
+        self.every = [weight for bucket in self.buckets for weight in bucket.weights]
+        """All parameters, in their order."""
+        self.exchange = Exchange(worker, own, self.pushes, self.buckets, self._devices)
+        for bucket in self.buckets:
+            if isinstance(bucket, Table):
+                bucket.connect(worker.begin, lambda: self.pushes.step, worker.rank == 0)
         places = places_of(model, self._how, self._devices)
         memory = Memory(self.weights)
         self._places = [place for place in places if not memory.of(place.tensor)]
         self._aliases = [
-            Alias(place, [self.every[at] for at in memory.of(place.tensor)])
+            Alias(place, [self._awaited(at) for at in memory.of(place.tensor)])
             for place in places
             if memory.of(place.tensor)
         ]
@@ -107,7 +106,7 @@ class SharedModel:
         self._model = model
         inside = {id(parameter) for parameter in model.parameters()}
         self._of_model = {
-            late.name: late.parameter for late in self.every if id(late.parameter) in inside
+            one.name: one.parameter for one in self.every if id(one.parameter) in inside
         }
         """The model's own, by name, until the first step."""
         untrained_places(model, self._trained(), self._devices)  # refuses what it refuses
@@ -119,14 +118,15 @@ class SharedModel:
     def begin(self, steps: Steps) -> None:
         """Has `steps` train the parameters, which nothing refuses any more, and stops older ones.
         Sends worker rank 0's values to all workers, and waits for them."""
-        for late in self.every:
-            older = _STEPS_OF.get(id(late.parameter))
+        for weight in self.every:
+            older = _STEPS_OF.get(id(weight.parameter))
             if older is not None:
                 older.stop()
-        for late in self.every:
-            _STEPS_OF[id(late.parameter)] = steps
-            if isinstance(late, LateTable):
-                late.steps = steps
+        for weight in self.every:
+            _STEPS_OF[id(weight.parameter)] = steps
+        for bucket in self.buckets:
+            if isinstance(bucket, Table):
+                bucket.steps = steps
         self._own.has_optimizer(len(self.every), self._uses, same_names=True)
         self.worker.barrier("to make p3kv.torch.Optimizer")
         EARLY.start()
@@ -161,7 +161,7 @@ class SharedModel:
     @property
     def weights(self) -> List[torch.Tensor]:
         """All parameters as tensors."""
-        return [late.parameter for late in self.every]
+        return [weight.parameter for weight in self.every]
 
     def push_buffers(self) -> None:
         """Has buffers be those of all workers, at the end of a step. Where workers go on without
@@ -179,8 +179,8 @@ class SharedModel:
     def wait(self) -> None:
         """Waits until all weights and buffers are there."""
         self.exchange.asleep.settle()
-        for late in self.every:
-            late.wait()
+        for bucket in self.buckets:
+            bucket.wait()
         for buffers in self._buffers:
             buffers.wait()
         for alias in self._aliases:
@@ -188,21 +188,20 @@ class SharedModel:
 
     def pull(self) -> None:
         """Gives all weights, which are there, the servers' own values, unrounded."""
-        for unit in self.units:
-            if any(
-                not late.is_table and (late.parameter.requires_grad or not is_written(late))
-                for late in unit.members
+        for bucket in self.buckets:
+            if not bucket.is_table and any(
+                one.parameter.requires_grad or not is_written(one) for one in bucket.weights
             ):
-                self.exchange.pull(unit, exact=True)
-                for late in unit.members:
-                    late.arm()
+                self.exchange.pull(bucket, exact=True)
+                bucket.arm()
         self.wait()
 
     def stop(self) -> None:
         """Others take care of the parameters and buffers, all of which are there."""
-        for late in self.every:
-            late.take()
-            _STEPS_OF.pop(id(late.parameter), None)
+        for bucket in self.buckets:
+            bucket.take()
+        for weight in self.every:
+            _STEPS_OF.pop(id(weight.parameter), None)
         for buffers in self._buffers:
             buffers.leave(self)
         for alias in self._aliases:
@@ -222,7 +221,7 @@ class SharedModel:
         optimizer: torch.optim.Optimizer,
         whole: bool,
         sparse: Mapping[int, str],
-    ) -> List[Unit]:
+    ) -> List[Bucket]:
         names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
         parameters = parameters_of(optimizer)
         self._num_keys = len(parameters)
@@ -245,50 +244,48 @@ class SharedModel:
             group = groups[at] if joins and id(parameter) not in sparse else None
             found.append(Joinable(at, parameter, name, group))
         found.sort(key=lambda one: order.get(id(one.parameter), len(order)))
-        buckets = buckets_of(found, self.worker.slice_elems)
-        buckets.sort(key=lambda bucket: bucket[0].number)
-        units = [self._declared_unit(bucket, whole, sparse) for bucket in buckets]
-        every = [late for unit in units for late in unit.members]
-        shared = Memory(late.parameter for late in every).shared
+        joined = buckets_of(found, self.worker.slice_elems)
+        joined.sort(key=lambda bucket: bucket[0].number)
+        buckets = [self._declared_bucket(one, whole, sparse) for one in joined]
+        every = [weight for bucket in buckets for weight in bucket.weights]
+        shared = Memory(weight.parameter for weight in every).shared
         if shared is not None:
             raise NotSupportedError(
                 f"the parameters '{every[shared[0]].name}' and '{every[shared[1]].name}' share "
                 "memory, and servers would train each by itself: give each its own by "
                 "parameter.data = parameter.data.clone(), or make both the same parameter"
             )
-        return units
+        return buckets
 
-    def _declared_unit(
-        self, bucket: List[Joinable], whole: bool, sparse: Mapping[int, str]
-    ) -> Unit:
-        at, parameter, name, _ = bucket[0]
-        dtype = DTYPES[parameter.dtype]
-        if len(bucket) > 1:
-            members = [Member(one.number, tuple(one.parameter.shape), one.name) for one in bucket]
+    def _declared_bucket(
+        self, joined: List[Joinable], whole: bool, sparse: Mapping[int, str]
+    ) -> Bucket:
+        at, parameter, name, _ = joined[0]
+        dtype, copies = DTYPES[parameter.dtype], self._devices.copies(parameter.device)
+        parameters = [(one.name, one.parameter) for one in joined]
+        if len(joined) > 1:
+            members = [Member(one.number, tuple(one.parameter.shape), one.name) for one in joined]
             elems = sum(member.size_elems for member in members)
-            names = some_of([one.name for one in bucket])
+            names = some_of([one.name for one in joined])
             key = self._own.declare(at, (elems,), dtype, names, same_name=True, members=members)
-            joined = Bucket(key, parameter.dtype, self._devices.copies(parameter.device))
-            joined.members = [
-                Late(
-                    key, one.parameter, one.name, EARLY,
-                    self._devices.copies(one.parameter.device), joined, member,
-                )
-                for member, one in enumerate(bucket, 1)
-            ]  # fmt: skip
-            return joined
-        kind: Type[Late] = Late
+            return Bucket(key, parameters, copies)
+        kind: Type[Bucket] = Bucket
         initial, by_rows = None, id(parameter) in sparse
         if isinstance(parameter, TableWeight):
             # That of a checkpoint is worker rank 0's to give.
-            initial, kind = None if self._goes_on else parameter.initial, LateTable
+            initial, kind = None if self._goes_on else parameter.initial, Table
         elif by_rows:
-            kind = LateRows
+            kind = RowsBucket
         key = self._own.declare(
             at, tuple(parameter.shape), dtype, name, LAYOUT if by_rows else "dense", whole,
             same_name=True, initial=initial,
         )  # fmt: skip
-        return kind(key, parameter, name, EARLY, self._devices.copies(parameter.device))
+        return kind(key, parameters, copies)
+
+    def _awaited(self, at: int) -> Tuple[Bucket, torch.Tensor]:
+        """The parameter at a place in `every`, and its bucket."""
+        weight = self.every[at]
+        return next(one for one in self.buckets if weight in one.weights), weight.parameter
 
     @property
     def _goes_on(self) -> bool:
@@ -312,29 +309,29 @@ class SharedModel:
 
     def _trained(self) -> Set[int]:
         """Ids of the parameters that this optimizer has, or another one that is in use."""
-        return {*_STEPS_OF, *(id(late.parameter) for late in self.every)}
+        return {*_STEPS_OF, *(id(weight.parameter) for weight in self.every)}
 
     def _exchange_initial(self) -> None:
-        for unit in self.units:
-            if isinstance(unit, LateTable):
+        for bucket in self.buckets:
+            if isinstance(bucket, Table):
                 if self.worker.rank == 0 and self._goes_on:
-                    stored = self.resuming.initial_rows(unit.key)
+                    stored = self.resuming.initial_rows(bucket.key)
                     if stored is not None:
-                        unit.give(stored)
-                    self.resuming.give_state(unit.key)
+                        bucket.give(stored)
+                    self.resuming.give_state(bucket.key)
                 continue
             if self.worker.rank != 0:
-                self.exchange.pull(unit)
+                self.exchange.pull(bucket)
                 continue
-            for late in unit.members:
-                saved = self.resuming.initial(late.key, late.member)
+            for weight in bucket.weights:
+                saved = self.resuming.initial(weight.key, weight.member)
                 if saved is not None:
                     value = tensor_in(np.ascontiguousarray(saved))
-                    late.parameter.data.copy_(value.reshape(late.parameter.shape))
-            self.exchange.give_initial(unit)
-            self.resuming.give_state(unit.key)
-        for late in self.every:
-            late.arm()
+                    weight.parameter.data.copy_(value.reshape(weight.shape))
+            self.exchange.give_initial(bucket)
+            self.resuming.give_state(bucket.key)
+        for bucket in self.buckets:
+            bucket.arm()
         self.wait()
         memory = Memory(self.weights)
         places = [
@@ -363,7 +360,7 @@ def _note(steps: Steps, shared: SharedModel, store: int) -> None:
         this_process.at_end(_finish)
     _ALL[:] = [one for one in _ALL if one[0]() is not None]
     _ALL.append((ref(steps), ref(shared)))
-    forget_with(steps, shared.worker, store, shared.every)
+    forget_with(steps, shared.worker, store, shared.buckets)
 
 
 def _finish() -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from p3kv.errors import NotSupportedError, ProtocolError
 from p3kv.frontends.torch.row_cache import RowCache
-from p3kv.frontends.torch.rows import LateRows
+from p3kv.frontends.torch.rows import RowsBucket, RowsWeight
 from p3kv.frontends.torch.script_marks import may_begin_forward, waited
 from p3kv.frontends.torch.tensors import array_of
+from p3kv.frontends.torch.values.bucket import Gathered, Weight
 from p3kv.frontends.torch.values.copies import Copies, Then
-from p3kv.frontends.torch.values.early import EarlyWrites
 from p3kv.frontends.torch.values.table_weight import TableWeight
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.routes import RowsPull, RowsPush
@@ -24,22 +24,26 @@ from p3kv.worker.transfers import Transfer, WorkerKey
 _log = logging.getLogger("p3kv")
 
 
-class LateTable(LateRows):
+class _TableWeight(RowsWeight):
+    is_table = True
+
+
+class Table(RowsBucket):
     """Its rows come by pulls, each for the ids of a batch, with the value after the last round that
     this worker has pushed; nothing lands in the parameter, which has no memory for it."""
 
     is_table = True
+    kind = _TableWeight
 
     def __init__(
         self,
         key: WorkerKey,
-        parameter: torch.nn.Parameter,
-        name: str,
-        early: EarlyWrites,
+        parameters: Sequence[Tuple[str, torch.nn.Parameter]],
         copies: Copies,
     ) -> None:
-        super().__init__(key, parameter, name, early, copies)
-        self.is_seen = True  # by `rows` alone
+        super().__init__(key, parameters, copies)
+        self._weight.is_seen = True  # by `rows` alone
+        self.name = self._weight.name
         self.steps: Any = None
         """Those that train it, which stay as long as it does: its rows would go with them."""
         self._begin: Callable[[Transfer], None]
@@ -60,12 +64,13 @@ class LateTable(LateRows):
         """`begin` has the worker begin a transfer; `step()` is the store's newest step. `speaks`:
         whether this worker says what it leaves out."""
         self._begin, self._step, self._speaks = begin, step, speaks
-        assert isinstance(self.parameter, TableWeight)
-        self.parameter.table = self
+        parameter = self._weight.parameter
+        assert isinstance(parameter, TableWeight)
+        parameter.table = self
         # Of a codec that rounds, rows of one round may come exactly and others not.
-        if self.parameter.cache_rows and self.key.codecs.values.in_place:
+        if parameter.cache_rows and self.key.codecs.values.in_place:
             dtype = self.key.numpy_dtype
-            self._cache = RowCache(self.parameter.cache_rows, self.key.row_elems, dtype)
+            self._cache = RowCache(parameter.cache_rows, self.key.row_elems, dtype)
             names = ("cache_hits", "cache_changed", "cache_misses", "cache_evictions")
             self._counts.update(dict.fromkeys(names, 0))
 
@@ -75,9 +80,9 @@ class LateTable(LateRows):
         evictions = {} if self._cache is None else {"cache_evictions": self._cache.evictions}
         return {**self._counts, **evictions}
 
-    def _memory(self) -> torch.Tensor:
+    def _memory(self, shape: Tuple[int, ...], dtype: torch.dtype, copies: Copies) -> torch.Tensor:
         """Of one element, in the shape of all."""
-        return torch.zeros((), dtype=self.parameter.dtype).expand(self.parameter.shape)
+        return torch.zeros((), dtype=dtype).expand(shape)
 
     def rows(self, numbers: np.ndarray) -> torch.Tensor:
         """The rows with these numbers, which ascend, in memory of the host's that nobody changes.
@@ -87,7 +92,7 @@ class LateTable(LateRows):
         be those of before the step, or after it.
         """
         may_begin_forward()
-        if self.pushed or self.leaving is not None:
+        if self.pushed or self.has_gradient:
             raise NotSupportedError(
                 f"rows of the table '{self.name}' were read between backward, by which its "
                 "gradient left, and opt.step(): read them before backward or after step()"
@@ -114,7 +119,7 @@ class LateTable(LateRows):
             self._keep(one)
         if len(sources) == 1 and len(sources[0][0].numbers) == len(numbers):
             return sources[0][0].elements
-        rows = _Rows(self.key, numbers, self.parameter.dtype, self.key.round)
+        rows = _Rows(self.key, numbers, self._weight.dtype, self.key.round)
         for one, places in sources:
             rows.take(one, places)
         return rows.elements
@@ -135,7 +140,7 @@ class LateTable(LateRows):
 
     def _asking(self, numbers: np.ndarray, round_: int) -> Tuple[_Rows, Optional[RowsPull]]:
         """Rows that come by a pull, which is to begin."""
-        rows = _Rows(self.key, numbers, self.parameter.dtype, round_)
+        rows = _Rows(self.key, numbers, self._weight.dtype, round_)
         self._counts["rows_pulled"] += len(numbers)
         if not len(numbers):
             rows.there.set_result(None)
@@ -184,8 +189,9 @@ class LateTable(LateRows):
         changes: Optional[Future[bool]],
         exact: bool,
         lands: bool,
+        gathered: Optional[Gathered],
     ) -> Then:
-        then = super().exchange(begin, round_, step, pushes, changes, exact, lands=False)
+        then = super().exchange(begin, round_, step, pushes, changes, exact, False, gathered)
         named, self._named, self._has_read = self._named, [], False
         asking = [self._asking(numbers, round_) for numbers in named]
         self._ahead += [rows for rows, _ in asking]
@@ -216,10 +222,14 @@ class LateTable(LateRows):
         for one in self._ahead:
             waited(one.there.result)
 
-    def _take(self, is_seen_by_all: Callable[[], bool], stays_late: bool = False) -> None:
+    def _take(
+        self,
+        weights: Collection[Weight],
+        is_seen_by_all: Callable[[], bool],
+        frees: Collection[Weight],
+    ) -> None:
         """Waits until the last push has left."""
-        if not self._there.is_set():
-            waited(self._there.wait)
+        self.await_value()
         if self.error is not None:
             raise self.error
 

@@ -10,7 +10,7 @@ import torch
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.tensors import array_of, tensor_in
-from p3kv.frontends.torch.values.late import Late
+from p3kv.frontends.torch.values.bucket import Bucket
 from p3kv.store import nested
 from p3kv.store.turns import Progress
 from p3kv.worker.saving.cuts import Trained, TrainedArray
@@ -22,15 +22,16 @@ _BOOL, _ON_HOST = "bool", "on_host"
 parameter's device but on the CPU, as Adam's count of steps."""
 
 
-def copied(late: Late, progress: Progress, state: Any) -> Trained:
-    """Copies a parameter's weight, whose value is taken if it is due, and its inner optimizer's
+def copied(bucket: Bucket, progress: Progress, state: Any) -> Trained:
+    """Copies its parameter's weight, whose value is taken if it is due, and its inner optimizer's
     state. Raises NotSupportedError for a state that files can't have."""
-    late.take()
+    bucket.take()
+    (weight,) = bucket.weights
     arrays: Dict[str, TrainedArray] = {}
-    _keep(arrays, _WEIGHT, late.parameter.detach())
+    _keep(arrays, _WEIGHT, weight.parameter.detach())
     numbers: Dict[str, Any] = {}
-    if late.as_sent is not None and late.value_changes:
-        _keep(arrays, _AS_SENT, late.as_sent)
+    if weight.as_sent is not None and bucket.value_changes(weight):
+        _keep(arrays, _AS_SENT, weight.as_sent)
         numbers[_TAKES_AT] = progress.takes_at
 
     def keep(value: Any) -> Any:
@@ -41,33 +42,34 @@ def copied(late: Late, progress: Progress, state: Any) -> Trained:
         _keep(arrays, name, value.to(torch.uint8) if is_bool else value)
         if is_bool:
             return {_BOOL: name}
-        return name if value.device == late.device else {_ON_HOST: name}
+        return name if value.device == weight.device else {_ON_HOST: name}
 
     numbers[_STATE] = nested.take_apart(state, keep)
-    return Trained(late.key.key_id, late.key.key, numbers, arrays)
+    return Trained(bucket.key.key_id, bucket.key.key, numbers, arrays)
 
 
 def go_on(
-    late: Late, progress: Progress, numbers: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    bucket: Bucket, progress: Progress, numbers: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> Any:
-    """Gives a parameter back the weight of then, where it has the servers' value, and has it await
-    the value that it awaited; returns its inner optimizer's state."""
+    """Gives its parameter the weight of then, where it has the servers' value, and has it await the
+    value that it awaited; returns its inner optimizer's state."""
+    (weight,) = bucket.weights
     with torch.no_grad():
-        late.parameter.copy_(tensor_in(arrays[_WEIGHT]).reshape(late.parameter.shape))
+        weight.parameter.copy_(tensor_in(arrays[_WEIGHT]).reshape(weight.parameter.shape))
     if _AS_SENT in arrays:
         progress.takes_at = numbers[_TAKES_AT]
-        as_sent = tensor_in(arrays[_AS_SENT]).reshape(late.parameter.shape)
-        late.as_sent = as_sent.to(late.device)
+        as_sent = tensor_in(arrays[_AS_SENT]).reshape(weight.parameter.shape)
+        weight.as_sent = as_sent.to(weight.device)
         # The value that is awaited is there already: the servers gave it as the initial one.
-        late.begin()
-        late.arrived(None)
+        bucket.begin()
+        bucket.arrived(None)
 
     def array(kept: Any) -> torch.Tensor:
         if not isinstance(kept, dict):
-            return tensor_in(arrays[kept]).to(late.device)
+            return tensor_in(arrays[kept]).to(weight.device)
         if _ON_HOST in kept:
             return tensor_in(arrays[kept[_ON_HOST]])
-        return tensor_in(arrays[kept[_BOOL]]).to(late.device, torch.bool)
+        return tensor_in(arrays[kept[_BOOL]]).to(weight.device, torch.bool)
 
     return nested.put_together(numbers[_STATE], array)
 

@@ -16,9 +16,8 @@ from weakref import WeakSet
 import torch
 
 from p3kv.frontends.torch.script_marks import may_begin_forward, waited
-from p3kv.frontends.torch.values.bucket import Unit
-from p3kv.frontends.torch.values.late import Late
-from p3kv.frontends.torch.values.watched import Waits, have_back, have_wait
+from p3kv.frontends.torch.values.bucket import Bucket
+from p3kv.frontends.torch.values.watched import Watcher, unwatch, watch
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import Transfer, WorkerKey
@@ -27,18 +26,18 @@ from p3kv.worker.worker import Worker
 _DTYPE = "int32"
 
 
-class Asleep(Waits):
+class Asleep(Watcher):
     """The parameters of an optimizer that are asleep. Belongs to whoever holds `lock`."""
 
     def __init__(
         self,
         worker: Worker,
         own: WorkerStore,
-        every: Sequence[Unit],
+        every: Sequence[Bucket],
         lock: threading.RLock,
-        wake: Callable[[Unit], None],
+        wake: Callable[[Bucket], None],
     ) -> None:
-        """`every` parameter of the store, or bucket of them. `wake(one)` says that this worker has
+        """`every` bucket of the store. `wake(one)` says that this worker has
         no gradient of one that is awake again, in the step that has just ended."""
         self._worker = worker
         self._own = own
@@ -53,13 +52,13 @@ class Asleep(Waits):
             or worker.settings.let_workers_leave  # worker 0 may not begin a key then
         )
         # A step has at least one push of the store.
-        smallest = min(every, key=lambda late: late.size_bytes, default=None)
+        smallest = min(every, key=lambda bucket: bucket.size_bytes, default=None)
         self._never = {id(smallest)}
-        self._lacked: List[Tuple[Unit, Future[bool]]] = []
+        self._lacked: List[Tuple[Bucket, Future[bool]]] = []
         """Those of which this worker had no gradient in this step, and whether another one had."""
-        self._asleep: List[Unit] = []
-        self._armed: List[Late] = []
-        """Those that whoever reads them waits for."""
+        self._asleep: List[Bucket] = []
+        self._armed: List[torch.nn.Parameter] = []
+        """Those whose readers wait."""
         self._woken: Set[int] = set()
         """Ids of those that this worker has woken in this step."""
         self._key: Optional[WorkerKey] = None
@@ -75,25 +74,25 @@ class Asleep(Waits):
         """Whether it is to be heard what others have said."""
         _all.add(self)
 
-    def lacks(self, late: Unit, changes: Future[bool]) -> None:
-        """This worker has no gradient of a parameter that is awake."""
-        never = late.is_table or id(late) in self._never
-        if self._may and late.key.codecs.values.in_place and not never:
-            self._lacked.append((late, changes))
+    def lacks(self, bucket: Bucket, changes: Future[bool]) -> None:
+        """This worker has no gradient of a bucket that is awake."""
+        never = bucket.is_table or id(bucket) in self._never
+        if self._may and bucket.key.codecs.values.in_place and not never:
+            self._lacked.append((bucket, changes))
 
     def begin_step(self) -> None:
         """To be called when a step begins, once it is known what others had in the last one."""
         lacked, self._lacked = self._lacked, []
-        for late, changes in lacked:
+        for bucket, changes in lacked:
             if not changes.result():
-                late.take()
-                late.asleep = True
-                self._asleep.append(late)
+                bucket.take()
+                bucket.asleep = True
+                self._asleep.append(bucket)
         self._has_said = False
 
-    def woken(self, late: Unit) -> None:
+    def woken(self, bucket: Bucket) -> None:
         """This worker has a gradient of one, and pushes it in this step."""
-        self._woken.add(id(late))
+        self._woken.add(id(bucket))
 
     def say(self, step: int) -> None:
         """Says which ones this worker has woken, when it has pushed all of a step."""
@@ -109,7 +108,7 @@ class Asleep(Waits):
         self._waits = True
         self._changes = None if wakes else Future()
         if wakes:
-            self._said = torch.tensor([id(late) in self._woken for late in self._every]).int()
+            self._said = torch.tensor([id(one) in self._woken for one in self._every]).int()
         self._worker.begin(
             Transfer(
                 key, key.round, step, 0, self._said.data_ptr() if wakes else 0,
@@ -122,12 +121,11 @@ class Asleep(Waits):
         with self._lock:
             if self._waits:
                 asleep = [one for one in self._asleep if id(one) not in self._woken]
-                self._armed = [late for one in asleep for late in one.members]
-                for late in self._armed:
-                    have_wait(late.parameter, self)
+                self._armed = [weight.parameter for one in asleep for weight in one.weights]
+                watch(self, self._armed)
 
-    def settle(self) -> List[Unit]:
-        """Waits for what others have said; returns the parameters that they have woken."""
+    def settle(self) -> List[Bucket]:
+        """Waits for what others have said; returns the buckets that they have woken."""
         if not self._waits:
             return []
         with self._lock:
@@ -138,12 +136,11 @@ class Asleep(Waits):
             if self._error is not None:
                 raise self._error
             armed, self._armed = self._armed, []
-            for late in armed:
-                have_back(late.parameter, self)
+            unwatch(self, armed)
             self._waits = False
             if self._changes is not None and not self._changes.result():
                 return []
-            awake = [late for late, heard in zip(self._every, self._heard.tolist()) if heard]
+            awake = [one for one, heard in zip(self._every, self._heard.tolist()) if heard]
             for one in awake:
                 one.asleep = False
             self._asleep = [one for one in self._asleep if one.asleep]
@@ -152,11 +149,11 @@ class Asleep(Waits):
                 self._wake(one)
             return others
 
-    def take(self) -> None:
-        for late in self.settle():
-            late.take()
+    def take(self, tensor: Optional[torch.Tensor] = None) -> None:
+        for bucket in self.settle():
+            bucket.take()
 
-    def read(self, function: Any) -> None:
+    def read(self, tensor: torch.Tensor, function: Any) -> None:
         may_begin_forward()
         self.take()
 

@@ -1,124 +1,530 @@
-"""Buckets: small parameters that are neighbours in the model, and travel as one key."""
+"""Buckets: parameters that travel as one key, and wait for its next value together. Most have one
+parameter; small ones that are neighbours in the model share one."""
 
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
+from collections import deque
 from concurrent.futures import Future
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Union
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Deque,
+    Dict,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import torch
 
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.script_marks import may_begin_forward, waited
+from p3kv.frontends.torch.tensors import bits
 from p3kv.frontends.torch.values.copies import Copies
-from p3kv.frontends.torch.values.late import Late
+from p3kv.frontends.torch.values.early import EARLY
+from p3kv.frontends.torch.values.leaving import Leaving
+from p3kv.frontends.torch.values.watched import Watcher, gives_memory, name_of, unwatch, watch
+from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import MAX_MEMBERS
-from p3kv.worker.transfers import WorkerKey
+from p3kv.worker.transfers import OnSlice, WorkerKey
 
 _MOST_ELEMS = 50_000
 """A bucket delays what is more urgent as a slice does (P3 section 5.6)."""
+BY_SLICE_BYTES = 1 << 20
+"""A parameter of so many bytes is written slice by slice: a reader then waits for the copy of the
+last slices, and not of all."""
+_NOTHING_CHANGES: Future[bool] = Future()
+"""Of the initial round, whose value a parameter has."""
+_NOTHING_CHANGES.set_result(False)
 
 
-class Bucket:
-    """Some parameters of one dtype, device and group: their gradients leave together as soon as the
-    last one is there, and one value comes for all.
+class Arriving(Watcher):
+    """A key's next value: it lands in memory beside the tensors that are to have it, since these
+    may be read until then. `arrived` is called in the worker's thread."""
 
-    A step may have gradients of some only: those that lack one push zeros and say so, and servers
-    update the others. `arrived` is called in the worker's thread, all else in threads of the
-    script.
-    """
-
-    is_table = False
-    on_slice = None
-
-    def __init__(self, key: WorkerKey, dtype: torch.dtype, copies: Copies) -> None:
+    def __init__(self, key: WorkerKey, copies: Copies, staging: torch.Tensor) -> None:
+        """`staging`: where values land, contiguous, since they travel so."""
         self.key = key
         self.copies = copies
-        self.size_bytes = key.size_bytes
-        self.staging = copies.empty((key.size_elems,), dtype)
-        """Where the next value lands: each parameter's is a part of it."""
-        self.there = threading.Event()
-        self.taking = threading.Lock()
-        """Both are the parameters', too."""
-        self.there.set()
-        self.members: List[Late] = []
-        self.asleep = False
-        """Whether nobody trains any of them."""
+        self.staging = staging
+        self.error: Optional[BaseException] = None
+        self.is_written = False
+        """Whether the value is in the tensors, which may be watched still."""
+        self._there = threading.Event()
+        self._there.set()
+        self._taking = threading.Lock()
+        """Held while a value is written, and while tensors begin or end to wait."""
 
-    def memory_of(self, member: int) -> torch.Tensor:
-        """The part of the staging memory of the tensor with this number, from 1."""
-        before = sum(one.size_elems for one in self.key.members[: member - 1])
-        tensor = self.key.members[member - 1]
-        return self.staging[before : before + tensor.size_elems].view(tensor.shape)
+    def begin(self) -> None:
+        """A value is under way; the last one must have been written."""
+        with self._taking:
+            self._there.clear()
+            self.is_written = False
+
+    def arrived(self, error: Optional[BaseException]) -> None:
+        """The value is in the staging memory, or does not come."""
+        self.error = error
+        self._there.set()
+
+    def await_value(self) -> None:
+        """Waits until the value is there, or does not come."""
+        if not self._there.is_set():
+            waited(self._there.wait)
+
+    def write(self) -> None:
+        """Writes the value, which is there, once. Raises the job's failure."""
+        if self.is_written:
+            return
+        if self.error is not None:
+            raise self.error
+        with torch._C.DisableTorchFunctionSubclass():
+            self.copies.write(self._copy)
+        self.is_written = True
+
+    @abstractmethod
+    def _copy(self) -> None:
+        """Copies the value into the tensors."""
+
+
+class Weight:
+    """A parameter of a bucket, and what the script does with it."""
+
+    is_table = False
+    """Whether this worker has no value of it, but rows that it asks for."""
+    newest: Optional[torch.Tensor] = None
+    """Numbers of the rows that came last, where only some travel."""
+
+    def __init__(
+        self,
+        key: WorkerKey,
+        member: int,
+        name: str,
+        parameter: torch.nn.Parameter,
+        copies: Copies,
+        staging: torch.Tensor,
+    ) -> None:
+        self.key = key
+        """The bucket's."""
+        self.member = member
+        """Its number in a bucket of several, from 1."""
+        self.tensor = key.members[member - 1].key if member else key.key
+        """The key that it has, or would have, by itself."""
+        self.name = name
+        self.parameter = parameter
+        self.device, self.dtype, self.shape = parameter.device, parameter.dtype, parameter.shape
+        """As they were when it was declared."""
+        self.copies = copies
+        self.staging = staging
+        """Its part of the memory in which the bucket's value lands."""
+        self.value_version = parameter._version
+        """torch's count of writes into the parameter, when it was last known to be the servers'."""
+        self.leaving: Optional[Leaving] = None
+        """The gradient that `backward` has computed in this step."""
+        self.as_sent: Optional[torch.Tensor] = None
+        """Of a worker that trains by itself: the weight when its difference left. What the weight
+        has learned since is added to the value that comes."""
+        self.unchanged: Optional[torch.Tensor] = None
+        """Of a frozen parameter whose value a codec rounds, or that is not alone: what was in the
+        staging memory before the value that is under way, which may be rounded otherwise, though
+        nobody trains it."""
+        self.is_late = False
+        """Whether it is watched, since its value is under way."""
+        self.is_first = False
+        """Whether the forward pass reads it first. Then it stays late until it is read, though its
+        value is written early, since by that read the pass shows that it begins."""
+        self.is_seen = False
+        """Whether a function of torch has been seen to read it. Until then it stays late, too, and
+        modules that have it wait when they are called."""
+        self.was_entered = self.was_awaited = False
+        """Whether such a module, or the script, has waited since it became late."""
+        self._alias: Optional[Tuple[torch.Tensor, int]] = None
+        """The last one that the script has got from `data`, and torch's count of writes into it;
+        writes through it are not counted with the parameter's."""
+        self._gave_memory = False
+
+    def gave(self, function: Any, result: Any) -> None:
+        """A function of torch has read it."""
+        if name_of(function) == "data" and isinstance(result, torch.Tensor):
+            self._alias = result, result._version
+        self._gave_memory = self._gave_memory or gives_memory(function)
+
+    def may_be_written(self) -> bool:
+        """Whether the script may have written into the parameter since the last call, as far as
+        that shows without a comparison."""
+        if self._alias is None and not self._gave_memory:
+            return False
+        gave, self._gave_memory = self._gave_memory, False
+        if self._alias is None:
+            return gave
+        alias, version = self._alias
+        self._alias = alias, alias._version
+        return gave or alias._version != version
+
+    def check_gradient(self, gradient: torch.Tensor) -> None:
+        """Raises NotSupportedError for a gradient that can't travel."""
+        if gradient.layout is not torch.strided:
+            raise NotSupportedError(
+                f"the gradient of '{self.name}' is sparse, and nothing said so when "
+                "p3kv.torch.Optimizer was made: make the model with Embedding(sparse=True) or "
+                "EmbeddingBag(sparse=True) before, or use SparseAdam"
+            )
+        self.check_kind(gradient)
+
+    def check_kind(self, gradient: torch.Tensor) -> None:
+        """Raises NotSupportedError for one of another dtype, shape or device than the parameter."""
+        if (
+            gradient.shape != self.shape
+            or gradient.dtype is not self.dtype
+            or gradient.device != self.device
+        ):
+            raise NotSupportedError(
+                f"the gradient of '{self.name}' is "
+                f"{_kind(gradient.dtype, gradient.shape, gradient.device)}; p3kv.torch takes one "
+                "like the parameter when p3kv.torch.Optimizer was made, which was "
+                f"{_kind(self.dtype, self.shape, self.device)}"
+            )
+
+
+class Bucket(Arriving):
+    """Parameters of one dtype, device and group: their gradients leave together as soon as the last
+    one is there, and one value comes for all, which is written when one of them is read.
+
+    A step may have gradients of some only: those that lack one push zeros and say so, and servers
+    update the others. `arrived` and what `on_slice` gives are called in the worker's thread,
+    `take_if_there` in that of `EARLY`, and all else in threads of the script.
+    """
+
+    by_rows = False
+    """Whether only rows travel."""
+    is_table = False
+    """Whether this worker has no value, but rows that it asks for."""
+    kind = Weight
+
+    def __init__(
+        self,
+        key: WorkerKey,
+        parameters: Sequence[Tuple[str, torch.nn.Parameter]],
+        copies: Copies,
+    ) -> None:
+        """The parameters with their names, in the order in which they travel."""
+        joined, first = len(parameters) > 1, parameters[0][1]
+        shape = (key.size_elems,) if joined else first.shape
+        super().__init__(key, copies, self._memory(shape, first.dtype, copies))
+        parts = self._parts(self.staging) if joined else [self.staging]
+        self.weights = [
+            self.kind(key, number if joined else 0, name, parameter, copies, part)
+            for number, ((name, parameter), part) in enumerate(zip(parameters, parts), 1)
+        ]
+        self._weight_of = {id(weight.parameter): weight for weight in self.weights}
+        self.size_bytes = key.size_bytes
+        self.pushed = False
+        """Whether this step's push has been called."""
+        self.asleep = False
+        """Whether nobody trains any of them, and nothing travels."""
+        self._sent: Optional[Leaving] = None
+        """The gradient whose own memory is under way to the servers, until the value is there."""
+        self._spare: List[Gathered] = []
+        """Memory for the gradients of several parameters, which is not in use."""
+        self._changes: Optional[Future[bool]] = None
+        """Of a frozen parameter: whether another worker has trained it in the round whose value is
+        under way. If none has, its value is the script's."""
+        self._recent: Dict[int, Optional[Future[bool]]] = {}
+        """The same by round, where workers go on with values of earlier rounds than their own."""
+        self._slices: Deque[Tuple[int, int]] = deque()
+        """Those that are in the staging memory and not in the parameter: where each begins, and how
+        many elements it has."""
+        self._written_elems = 0
+
+    def _memory(self, shape: Tuple[int, ...], dtype: torch.dtype, copies: Copies) -> torch.Tensor:
+        return copies.empty(shape, dtype)
+
+    def _parts(self, flat: torch.Tensor) -> List[torch.Tensor]:
+        """Each parameter's part of memory for all of them."""
+        members = self.key.members
+        parts = flat.split([member.size_elems for member in members])
+        return [part.view(member.shape) for part, member in zip(parts, members)]
 
     @property
-    def pushed(self) -> bool:
-        """Whether this step's push has been called."""
-        return self.members[0].pushed
+    def is_alone(self) -> bool:
+        """Whether it has one parameter."""
+        return len(self.weights) == 1
+
+    # Gradients leave.
 
     @property
     def has_gradient(self) -> bool:
         """Whether any gradient has been computed in this step."""
-        return any(late.leaving is not None for late in self.members)
+        return any(weight.leaving is not None for weight in self.weights)
 
     @property
     def is_complete(self) -> bool:
         """Whether all gradients are there that this step will bring, as far as is known."""
-        for late in self.members:  # the first one's usually comes last
-            if late.leaving is None and late.parameter.requires_grad:
+        for weight in self.weights:  # the first one's usually comes last
+            if weight.leaving is None and weight.parameter.requires_grad:
                 return False
         return True
 
     @property
     def lacking(self) -> int:
         """Those of which there is no gradient in this step, a bit for each."""
-        return sum(1 << at for at, late in enumerate(self.members) if late.leaving is None)
+        return sum(1 << at for at, one in enumerate(self.weights) if one.leaving is None)
 
-    def source(self) -> torch.Tensor:
-        """All gradients in memory of their own, zeros where there is none."""
-        gradients = []
-        for late in self.members:
-            late.pushed = True
-            if late.leaving is None:
-                gradients.append(torch.zeros_like(late.staging, device=late.device).view(-1))
+    def gathered(self) -> Gathered:
+        """The gradients, which are under way to the servers from now on: one as it is, several in
+        memory of their own, with zeros where there is none."""
+        self.pushed = True
+        if self.is_alone:
+            self._sent = self.weights[0].leaving
+            assert self._sent is not None
+            gradient = self._sent.gradient.detach()
+            return Gathered(gradient.coalesce() if gradient.is_sparse else gradient)
+        memory = self._spare.pop() if self._spare else None
+        if memory is None:
+            first = self.weights[0]
+            flat = torch.empty((self.key.size_elems,), dtype=first.dtype, device=first.device)
+            memory = Gathered(flat, self._parts(flat))
+        parts, gradients = [], []
+        for weight, part in zip(self.weights, memory.parts):
+            if weight.leaving is None:
+                part.zero_()
             else:
-                gradients.append(late.leaving.gradient.detach().reshape(-1))
-        return torch.cat(gradients)
+                parts.append(part)
+                gradients.append(weight.leaving.gradient)
+        with torch.no_grad():  # they may have a graph of their own
+            torch._foreach_copy_(parts, gradients)
+        return memory
 
     def leaves_itself(self) -> None:
-        """As `Late.leaves_itself`: the gradients were copied."""
+        """The network reads the memory of the gradient; to be called before the transfer begins."""
+        if self._sent is not None:
+            gradient = self._sent.gradient
+            self._sent.travels = not gradient.is_sparse or gradient.is_coalesced()
 
-    def lack_gradients(self) -> None:
-        """This worker has none in this step."""
-        for late in self.members:
-            late.pushed = True
+    def step_ends(self) -> None:
+        """The gradients of this step may be changed, once they have left."""
+        self.pushed = False
+        leaving = []
+        for weight in self.weights:
+            if weight.leaving is not None:
+                leaving.append(weight.leaving)
+                weight.leaving = None
+            if weight.parameter.requires_grad:
+                weight.value_version = weight.parameter._version
+        for one in leaving:
+            one.step_ends()
 
     def note_changes(
         self, round_: int, takes: Optional[int], changes: Optional[Future[bool]]
     ) -> None:
-        """As `Late.note_changes`."""
-        for late in self.members:
-            late.note_changes(round_, takes, changes)
+        """The value of a round is to be under way after a push, or that of round `takes`;
+        `changes`: of a push without a gradient, whether another worker has one."""
+        if not self.is_alone:
+            # Another one of the bucket may have changed. Worker 0's initial value holds for all.
+            for weight in self.weights:
+                is_own = round_ > INITIAL_ROUND and not weight.parameter.requires_grad
+                weight.unchanged = weight.staging.clone() if is_own else None
+            return
+        (weight,) = self.weights
+        changes = None if weight.parameter.requires_grad else changes
+        if takes is not None:
+            self._recent[round_] = changes
+            self._recent = {one: its for one, its in self._recent.items() if one >= takes}
+            changes = self._recent.get(takes, _NOTHING_CHANGES)
+        self._changes = changes
+        rounds = changes is not None and not self.key.codecs.values.in_place
+        weight.unchanged = weight.staging.clone() if rounds else None
+
+    # Values come.
+
+    def value_changes(self, weight: Weight) -> bool:
+        """Whether the value that is under way is to be written, and not that of a weight which was
+        frozen here and which no other worker has changed either; waits until that is known."""
+        if self.is_alone:
+            return self._changes is None or self._changes.result()
+        return weight.unchanged is None or not torch.equal(
+            bits(weight.unchanged), bits(weight.staging)
+        )
 
     def begin(self) -> None:
-        """As `Late.begin`."""
-        with self.taking:
-            self.there.clear()
-            for late in self.members:
-                late.is_written = False
+        with self._taking:
+            self._there.clear()
+            self.is_written = False
+            self._slices.clear()
+            self._written_elems = 0
+
+    @property
+    def on_slice(self) -> Optional[OnSlice]:
+        """Takes a slice of the next value that is in the staging memory; None where all of it is
+        written at once."""
+        return self.slice_arrived if self.is_alone and self.size_bytes >= BY_SLICE_BYTES else None
+
+    def slice_arrived(self, start: int, length: int) -> None:
+        """A slice of the value is in the staging memory."""
+        self._slices.append((start, length))
+        self._soon()
 
     def arrived(self, error: Optional[BaseException]) -> None:
-        """The value is in the staging memory, or does not come."""
-        for late in self.members:
-            late.error = error
-        self.there.set()
+        """The value is in the staging memory, or does not come; a gradient has left before."""
+        sent, self._sent = self._sent, None
+        self.error = error or (None if sent is None else sent.has_left())
+        self._there.set()
+        self._soon()
 
-    def take(self) -> None:
-        """As `Late.take`, of all."""
-        for late in self.members:
-            late.take()
+    def spare(self, memory: Gathered) -> None:
+        """The network does not read the memory of some gradients any more."""
+        if memory.parts:
+            self._spare.append(memory)
+
+    def arm(self) -> None:
+        """From now on, whoever reads one of the parameters waits for the value that is under
+        way."""
+        self.copies.arm()
+        with self._taking:  # or a value that comes now would be written, and still be waited for
+            more = [weight for weight in self.weights if not weight.is_late]
+            for weight in self.weights:
+                weight.was_entered = weight.was_awaited = False
+                weight.is_late = True
+            watch(self, [weight.parameter for weight in more])
+        if self._there.is_set() or self._slices:
+            self._soon()
+
+    def _soon(self) -> None:
+        """Has the value be written early. To write several small ones takes less than to wake the
+        thread."""
+        if self.is_alone and self.weights[0].is_late:  # else `arm` sees that it is there
+            EARLY.soon(self)
+
+    def take_if_there(self) -> None:
+        """Writes a value, or those of its slices, that are there into parameters that are armed."""
+        with self._taking:
+            if not any(weight.is_late for weight in self.weights):
+                return
+            if self._there.is_set():
+                self._end(self.copies.finish, ())
+            elif not self.is_written:
+                self.copies.write(self._write_slices)
+
+    def wait(self) -> None:
+        """As `take`, but whoever reads the forward pass's first parameter is still noticed."""
+        for weight in self.weights:
+            weight.was_awaited = True
+        frees = [weight for weight in self.weights if not weight.is_first]
+        self._take(self.weights, self.copies.finish, frees)
+
+    def take(self, tensor: Optional[torch.Tensor] = None) -> None:
+        """Waits for the value, if one is under way to parameters that are armed, and writes it into
+        them. Raises the job's failure. Of others than `tensor`, those stay late that a read is to
+        be seen of."""
+        taken = self.weights if tensor is None else (self._weight_of[id(tensor)],)
+        for weight in taken:
+            weight.was_awaited = True
+        self._take(taken, self.copies.finish, taken)
+
+    def read(self, tensor: torch.Tensor, function: Any) -> None:
+        """As `take`. On an accelerator only what this thread computes next waits until the value is
+        written, and parameters stay late until then: other threads and streams may read them."""
+        may_begin_forward()
+        weight = self._weight_of[id(tensor)]
+        weight.is_seen = True
+        self._take((weight,), self.copies.reach_reader, (weight,))
+
+    def gave(self, tensor: torch.Tensor, function: Any, result: Any) -> None:
+        self._weight_of[id(tensor)].gave(function, result)
+
+    def enter(self, tensor: torch.Tensor) -> None:
+        may_begin_forward()
+        weight = self._weight_of[id(tensor)]
+        weight.was_entered = True
+        self._take((weight,), self.copies.reach_reader, ())
+
+    def _take(
+        self,
+        weights: Collection[Weight],
+        is_seen_by_all: Callable[[], bool],
+        frees: Collection[Weight],
+    ) -> None:
+        """Waits while any of `weights` is late; of those in `frees`, no read has to be seen."""
+        while any(weight.is_late for weight in weights):
+            self.await_value()
+            with self._taking:
+                # Before this thread had the lock, another may have taken the value and begun to
+                # wait for the next one.
+                if self._there.is_set():
+                    if any(weight.is_late for weight in weights):
+                        self._end(is_seen_by_all, frees)
+                    return
+
+    def _end(self, is_seen_by_all: Callable[[], bool], frees: Collection[Weight]) -> None:
+        """Writes the value, which is there, into parameters that are armed."""
+        self.write()
+        if not is_seen_by_all():
+            return
+        back = [
+            one
+            for one in self.weights
+            if one.is_late and ((one.is_seen and not one.is_first) or one in frees)
+        ]
+        unwatch(self, [weight.parameter for weight in back])
+        for weight in back:
+            weight.is_late = False
+            weight.as_sent = None
+
+    def _copy(self) -> None:
+        changed = []
+        for weight in self.weights:
+            if self.value_changes(weight):
+                changed.append(weight)
+            elif weight.unchanged is not None:
+                weight.staging.copy_(weight.unchanged)
+            weight.unchanged = None
+        if self.is_alone:
+            for weight in changed:
+                self._copy_one(weight)
+        elif changed:
+            weights = [weight.parameter.data for weight in changed]
+            values = [weight.staging for weight in changed]
+            torch._foreach_copy_(weights, values, non_blocking=True)
+
+    def _copy_one(self, weight: Weight) -> None:
+        if weight.as_sent is not None:
+            # In this order a weight that has learned nothing is exactly the value.
+            value = self.copies.to_device(weight.staging)
+            weight.parameter.data.sub_(weight.as_sent).add_(value)
+        elif not self._written_elems or not self._write_slices():
+            weight.parameter.data.copy_(weight.staging, non_blocking=True)
+
+    def _write_slices(self) -> bool:
+        """Writes the slices that are there; whether all of the value is written then."""
+        with torch._C.DisableTorchFunctionSubclass():
+            weight = self.weights[0].parameter.data
+            if not weight.is_contiguous():
+                return False
+            weight, value = weight.view(-1), self.staging.view(-1)
+            while self._slices:
+                start, length = self._slices.popleft()
+                part = slice(start, start + length)
+                weight[part].copy_(value[part], non_blocking=True)
+                self._written_elems += length
+            return self._written_elems == len(weight)
 
 
-Unit = Union[Late, Bucket]
-"""What has a key, and travels by itself."""
+class Gathered(NamedTuple):
+    """Gradients that leave together."""
+
+    flat: torch.Tensor
+    parts: Sequence[torch.Tensor] = ()
+    """Those of a bucket with several parameters: each one's part of memory that is kept for
+    them."""
+
+
+def _kind(dtype: torch.dtype, shape: Tuple[int, ...], device: torch.device) -> str:
+    return f"{dtype} of shape {tuple(shape)} on {device}"
 
 
 class Joinable(NamedTuple):

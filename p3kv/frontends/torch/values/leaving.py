@@ -6,19 +6,19 @@ it has left, a gradient is of the class of late tensors, as is whatever is made 
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.tensors import bits
 from p3kv.frontends.torch.values.watched import (
-    Waits,
+    Watcher,
     gives_memory,
-    have_back,
-    have_wait,
-    is_late,
+    is_watched,
     name_of,
+    unwatch,
+    watch,
 )
 
 _NO_SYNC = (
@@ -45,7 +45,7 @@ class _Alias(NamedTuple):
     """What has given it to the script."""
 
 
-class Leaving(Waits):
+class Leaving(Watcher):
     """A gradient that `backward` has computed, until it has left and the step is over.
 
     Before the step ends nobody may change it; after that, who is about to waits until it has left.
@@ -66,7 +66,7 @@ class Leaving(Waits):
         self._wait = wait
         self.gradient = gradient
         self._version = gradient._version
-        self._aliases: List[_Alias] = []
+        self._aliases: Tuple[_Alias, ...] = ()
         self._copy: Optional[torch.Tensor] = None
         """The gradient as it was before its memory was given to the script."""
         self._function = "data"
@@ -74,7 +74,7 @@ class Leaving(Waits):
         self.travels = False
         """Whether the network reads the gradient's own memory."""
         self._in_step, self._has_left = True, False
-        if keeps_copy or is_late(gradient):  # that of another parameter, too
+        if keeps_copy or is_watched(gradient):  # that of another parameter, too
             self._copy = _copied(gradient)
         self._watch(gradient)
 
@@ -118,14 +118,14 @@ class Leaving(Waits):
             "operation with out=gradient"
         )
 
-    def take(self) -> None:
+    def take(self, tensor: Optional[torch.Tensor] = None) -> None:
         """Whoever has the gradient may do anything with it."""
         if self._in_step:
             self._give("data")
         else:
             self._wait()
 
-    def read(self, function: Any) -> None:
+    def read(self, tensor: torch.Tensor, function: Any) -> None:
         name = name_of(function)
         if gives_memory(function):
             if self._in_step:
@@ -135,16 +135,16 @@ class Leaving(Waits):
         elif not self._in_step and (name == "data" or _writes(name)):
             self._wait()
 
-    def gave(self, function: Any, result: Any) -> None:
+    def gave(self, tensor: torch.Tensor, function: Any, result: Any) -> None:
         if gives_memory(function):
-            for tensor in (self.gradient, *(alias.tensor for alias in self._aliases)):
-                self._watch(tensor)
+            for one in (self.gradient, *(alias.tensor for alias in self._aliases)):
+                self._watch(one)
         name = name_of(function)
         if not name.startswith("_foreach_"):  # these give new tensors, or those that they had
-            for tensor in _tensors_in(result):
-                if not is_late(tensor) and _share(tensor, self.gradient):
-                    self._aliases.append(_Alias(tensor, tensor._version, name))
-                    self._watch(tensor)
+            for one in _tensors_in(result):
+                if not is_watched(one) and _share(one, self.gradient):
+                    self._aliases += (_Alias(one, one._version, name),)
+                    self._watch(one)
         if self._has_left and not self._in_step:
             self._back()
 
@@ -175,13 +175,11 @@ class Leaving(Waits):
             self._copy, self._function = _copied(self.gradient), function
 
     def _watch(self, tensor: torch.Tensor) -> None:
-        if not is_late(tensor):
-            have_wait(tensor, self)
+        if not is_watched(tensor):
+            watch(self, (tensor,))
 
     def _back(self) -> None:
-        have_back(self.gradient, self)
-        for alias in self._aliases:
-            have_back(alias.tensor, self)
+        unwatch(self, (self.gradient, *(alias.tensor for alias in self._aliases)))
 
 
 def _copied(gradient: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import itertools
 import threading
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
-from typing import Any, Dict, Iterator, Optional, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, Optional, Tuple, Type
 from weakref import WeakSet
 
 import torch
@@ -68,52 +68,55 @@ def _own_name(function: Any) -> str:
     return name
 
 
-class Waits(ABC):
-    """What is told of each use of a tensor, and has it wait."""
+class Watcher(ABC):
+    """What is told of each use of some tensors, and has it wait."""
 
     __slots__ = ()
 
     @abstractmethod
-    def take(self) -> None:
-        """Waits for the value, if one is under way, and has the tensor have it."""
+    def take(self, tensor: Optional[torch.Tensor] = None) -> None:
+        """Waits for the values that are under way, and has a tensor have its own, or all."""
 
     @abstractmethod
-    def read(self, function: Any) -> None:
+    def read(self, tensor: torch.Tensor, function: Any) -> None:
         """The same, for what this thread computes next: by this function of torch."""
 
-    def gave(self, function: Any, result: Any) -> None:  # noqa: B027
+    def gave(self, tensor: torch.Tensor, function: Any, result: Any) -> None:  # noqa: B027
         """The function has returned."""
 
-    def enter(self) -> None:
+    def enter(self, tensor: torch.Tensor) -> None:
         """As `read`, for a module that is about to be called and has the tensor."""
-        self.take()
+        self.take(tensor)
 
 
-_LATE: Dict[int, Waits] = {}
+_WATCHERS: Dict[int, Watcher] = {}
 """By the ids of tensors, which stay while they are here."""
 _classes: Dict[Type[torch.Tensor], Type[torch.Tensor]] = {}
 _changing = threading.RLock()
-"""Held while a tensor changes its class: the script and the worker's thread may do so at once."""
+"""Held while tensors change their class: the script and the worker's thread may do so at once."""
 
 
-def have_wait(tensor: torch.Tensor, what: Waits) -> None:
-    """From now on, whoever reads a tensor calls `what.take()` before."""
+def watch(watcher: Watcher, tensors: Iterable[torch.Tensor]) -> None:
+    """From now on, whoever reads one of the tensors tells the watcher before."""
     with _changing:
-        _LATE[id(tensor)] = what
-        tensor.__class__ = _late_class(type(tensor))
+        for tensor in tensors:
+            _WATCHERS[id(tensor)] = watcher
+            kind = type(tensor)
+            tensor.__class__ = _classes.get(kind) or _watched_class(kind)
 
 
-def have_back(tensor: torch.Tensor, what: Waits) -> None:
-    """A tensor is what it was before `have_wait`, if it has not been yet."""
+def unwatch(watcher: Watcher, tensors: Iterable[torch.Tensor]) -> None:
+    """Tensors are what they were before `watch`, if they have not been yet."""
     with _changing:
-        if _LATE.get(id(tensor)) is what:
-            tensor.__class__ = type(tensor).__base__
-            del _LATE[id(tensor)]
+        for tensor in tensors:
+            if _WATCHERS.get(id(tensor)) is watcher:
+                tensor.__class__ = type(tensor).__base__
+                del _WATCHERS[id(tensor)]
 
 
-def is_late(tensor: torch.Tensor) -> bool:
+def is_watched(tensor: torch.Tensor) -> bool:
     """Whether uses of a tensor are told."""
-    return id(tensor) in _LATE
+    return id(tensor) in _WATCHERS
 
 
 def before_fork() -> None:
@@ -125,21 +128,21 @@ def before_fork() -> None:
 
 def take_all() -> None:
     """Waits for all values that are under way."""
-    for what in list(_LATE.values()):
-        what.take()
+    for watcher in dict.fromkeys(list(_WATCHERS.values())):
+        watcher.take()
 
 
 def take_all_of(module: torch.nn.Module) -> None:
     """Waits for the values that are under way to a module's parameters and buffers, which is about
     to be called."""
-    if not _LATE:
+    if not _WATCHERS:
         return
     if module.training:
         may_begin_forward()
     for tensor in itertools.chain(module.parameters(), module.buffers()):
-        what = _LATE.get(id(tensor))
-        if what is not None:
-            what.take()
+        watcher = _WATCHERS.get(id(tensor))
+        if watcher is not None:
+            watcher.take(tensor)
 
 
 def watch_collectives() -> None:
@@ -158,9 +161,9 @@ def watch_collectives() -> None:
 def _waiting_check(check: Any) -> Any:
     @functools.wraps(check)
     def wait_and_check(tensors: Any, *arguments: Any, **named: Any) -> Any:
-        if _LATE:
-            for what in _late_among(tensors):
-                what.read(check)
+        if _WATCHERS:
+            for watcher, tensor in _watched_among(tensors):
+                watcher.read(tensor, check)
         return check(tensors, *arguments, **named)
 
     return wait_and_check
@@ -207,27 +210,25 @@ def free_entrances() -> Iterator[None]:
 
 
 def _enter(module: torch.nn.Module, args: Any) -> None:
-    if not _LATE:
+    if not _WATCHERS:
         return
     if isinstance(module, torch.jit.ScriptModule):  # what is inside is not called by Python
         own = itertools.chain(module.parameters(), module.buffers())
     else:
         own = itertools.chain(module._parameters.values(), module._buffers.values())
     for tensor in own:
-        what = _LATE.get(id(tensor))
-        if what is not None:
-            what.enter()
+        watcher = _WATCHERS.get(id(tensor))
+        if watcher is not None:
+            watcher.enter(tensor)
 
 
-def _late_class(of: Type[torch.Tensor]) -> Any:
-    """The subclass of a class of tensors for those that are late."""
-    found = _classes.get(of)
-    if found is None:
-        found = _classes[of] = type(
-            of.__name__, (of,),
-            {"__torch_function__": classmethod(_wait_and_call), "__deepcopy__": _wait_and_copy},
-        )  # fmt: skip
-    return found
+def _watched_class(of: Type[torch.Tensor]) -> Any:
+    """Make the subclass of a class of tensors for those that are watched."""
+    _classes[of] = made = type(
+        of.__name__, (of,),
+        {"__torch_function__": classmethod(_wait_and_call), "__deepcopy__": _wait_and_copy},
+    )  # fmt: skip
+    return made
 
 
 def _wait_and_call(
@@ -237,34 +238,37 @@ def _wait_and_call(
     args: Tuple[Any, ...] = (),
     kwargs: Optional[Dict[str, Any]] = None,
 ) -> Any:
-    used = () if function in NEED_NO_VALUE else tuple(_late_among((args, kwargs)))
-    for late in used:
-        late.read(function)
+    if function in NEED_NO_VALUE:
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+    used = list(_watched_among((args, kwargs)))
+    for watcher, tensor in used:
+        watcher.read(tensor, function)
     with torch._C.DisableTorchFunctionSubclass():
         result = function(*args, **(kwargs or {}))
-    for late in used:
-        late.gave(function, result)
+    for watcher, tensor in used:
+        watcher.gave(tensor, function, result)
     return result
 
 
 def _wait_and_copy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
-    """A copy of the class that the tensor has when it is not late."""
-    what = _LATE.get(id(tensor))
-    if what is not None:
+    """A copy of the class that the tensor has when it is not watched."""
+    watcher = _WATCHERS.get(id(tensor))
+    if watcher is not None:
         may_begin_forward()
-        what.take()
+        watcher.take(tensor)
     copied: torch.Tensor = copy.deepcopy(tensor, memo)
     return copied
 
 
-def _late_among(values: Any) -> Iterator[Waits]:
+def _watched_among(values: Any) -> Iterator[Tuple[Watcher, torch.Tensor]]:
     if isinstance(values, torch.Tensor):
-        late = _LATE.get(id(values))
-        if late is not None:
-            yield late
+        watcher = _WATCHERS.get(id(values))
+        if watcher is not None:
+            yield watcher, values
     elif isinstance(values, (list, tuple)):
         for one in values:
-            yield from _late_among(one)
+            yield from _watched_among(one)
     elif isinstance(values, dict):
         for one in values.values():
-            yield from _late_among(one)
+            yield from _watched_among(one)

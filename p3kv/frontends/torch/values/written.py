@@ -11,7 +11,7 @@ import torch
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.tensors import array_of, bits
-from p3kv.frontends.torch.values.late import Late
+from p3kv.frontends.torch.values.bucket import Weight
 from p3kv.worker.saving.cuts import Unpushed
 
 _ALL_UNTIL_STEP = 3
@@ -28,74 +28,81 @@ class Written:
     is found, and comparing takes no time.
     """
 
-    def __init__(self, every: Sequence[Late]) -> None:
-        self._turns = {id(late): turn for turn, late in enumerate(every)}
+    def __init__(self, every: Sequence[Weight]) -> None:
+        self._every = every
         self._steps = 0
+        self._compares_all = True
+        self._turn: Optional[Weight] = None
+        """That which is compared in this step, whatever shows."""
 
     def step_ends(self) -> None:
         """The next step's comparisons begin."""
         self._steps += 1
+        self._compares_all = self._steps < _ALL_UNTIL_STEP
+        if self._every:
+            self._turn = self._every[self._steps % len(self._every)]
 
     @property
     def knows_script(self) -> bool:
         """Whether the first steps are over."""
         return self._steps > _ALL_UNTIL_STEP
 
-    def is_turn_of(self, late: Late) -> bool:
+    def is_turn_of(self, weight: Weight) -> bool:
         """Whether what torch does not count is looked for in this step."""
-        turn = self._steps % len(self._turns) == self._turns[id(late)]
-        return turn or self._steps < _ALL_UNTIL_STEP
+        return weight is self._turn or self._compares_all
 
-    def check(self, late: Late) -> None:
+    def check(self, weight: Weight) -> None:
         """Raises NotSupportedError for a weight that has been written to; not while its next value
         is under way."""
-        if late.is_table:
+        if weight.is_table:
             return
-        may_be = late.may_be_written() or late.parameter._version != late.value_version
-        everywhere = self._steps < _ALL_UNTIL_STEP or may_be
-        if everywhere or late.newest is not None or self.is_turn_of(late):  # the newest are few
-            rows = None if everywhere else late.newest
+        may_be = weight.may_be_written() or weight.parameter._version != weight.value_version
+        everywhere = self._compares_all or may_be
+        if everywhere or weight.newest is not None or weight is self._turn:  # the newest are few
+            rows = None if everywhere else weight.newest
             with torch._C.DisableTorchFunctionSubclass():
-                value = _value(late, rows)
-            late.copies.to_host(value, partial(_refuse_other, late, rows))
-            late.value_version = late.parameter._version
+                value = _value(weight, rows)
+            weight.copies.to_host(value, partial(_refuse_other, weight, rows))
+            weight.value_version = weight.parameter._version
 
 
-def _refuse_other(late: Late, rows: Optional[torch.Tensor], value: Optional[torch.Tensor]) -> None:
+def _refuse_other(
+    weight: Weight, rows: Optional[torch.Tensor], value: Optional[torch.Tensor]
+) -> None:
     """Raises NotSupportedError unless a weight, or some of its rows, are the servers'."""
     assert value is not None
-    if _differs(late, rows, value):
+    if _differs(weight, rows, value):
         raise NotSupportedError(
-            f"the script has written to the weight '{late.name}', and the next step would undo it: "
-            "servers keep the weights from the moment at which p3kv.torch.Optimizer is made. Load "
-            "and initialise weights before, or make a new p3kv.torch.Optimizer afterwards"
+            f"the script has written to the weight '{weight.name}', and the next step would undo "
+            "it: servers keep the weights from the moment at which p3kv.torch.Optimizer is made. "
+            "Load and initialise weights before, or make a new p3kv.torch.Optimizer afterwards"
         )
 
 
-def is_written(late: Late) -> bool:
+def is_written(weight: Weight) -> bool:
     """Whether a weight is another one than the servers'. No other value may be under way."""
-    if late.is_table:
+    if weight.is_table:
         return False
     with torch._C.DisableTorchFunctionSubclass():
-        return _differs(late, None, _value(late).cpu().contiguous())
+        return _differs(weight, None, _value(weight).cpu().contiguous())
 
 
-def copied(late: Late) -> Unpushed:
+def copied(weight: Weight) -> Unpushed:
     """A copy, for a checkpoint, of a weight to which no gradient brings another value."""
     with torch._C.DisableTorchFunctionSubclass():
         value: Future[np.ndarray] = Future()
-        copy = _value(late).to("cpu", copy=True, memory_format=torch.contiguous_format)
+        copy = _value(weight).to("cpu", copy=True, memory_format=torch.contiguous_format)
         value.set_result(array_of(copy))
-        shape = tuple(late.parameter.shape)
-        return Unpushed(late.tensor, late.name, shape, late.key.dtype, value)
+        shape = tuple(weight.parameter.shape)
+        return Unpushed(weight.tensor, weight.name, shape, weight.key.dtype, value)
 
 
-def _value(late: Late, rows: Optional[torch.Tensor] = None) -> torch.Tensor:
-    value = late.parameter.detach()
-    return value if rows is None else value.index_select(0, late.copies.to_device(rows))
+def _value(weight: Weight, rows: Optional[torch.Tensor] = None) -> torch.Tensor:
+    value = weight.parameter.detach()
+    return value if rows is None else value.index_select(0, weight.copies.to_device(rows))
 
 
-def _differs(late: Late, rows: Optional[torch.Tensor], value: torch.Tensor) -> bool:
+def _differs(weight: Weight, rows: Optional[torch.Tensor], value: torch.Tensor) -> bool:
     """Whether a value in the host's memory is another one than the servers'."""
-    known = late.staging if rows is None else late.staging.index_select(0, rows)
+    known = weight.staging if rows is None else weight.staging.index_select(0, rows)
     return not torch.equal(bits(value), bits(known))
