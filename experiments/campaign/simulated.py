@@ -8,7 +8,7 @@ import statistics
 
 from experiments.campaign.records import Records
 from experiments.models import builders, load
-from p3kv.frontends.mxnet import layers, model_zoo
+from p3kv.frontends.mxnet import layers
 from p3kv.report.forecast import bound, model, simulator
 from p3kv.report.forecast.simulator import Policy
 
@@ -21,7 +21,7 @@ class Simulated:
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        sources = (bound, layers, model, model_zoo, builders, simulator)
+        sources = (bound, layers, model, builders, simulator)
         text = "".join(inspect.getsource(module) for module in sources)
         self._source = hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -22,8 +22,7 @@ from experiments.models.gpt2 import gpt2_small
 from experiments.models.inception_v4 import inception_v4
 from experiments.models.snn import snn
 from experiments.models.sockeye import Sockeye
-from p3kv.frontends.mxnet.layers import trace
-from p3kv.frontends.mxnet.model_zoo import model
+from p3kv.frontends.mxnet.layers import model, trace
 from p3kv.report.forecast import Layer, Model, Parameter
 
 

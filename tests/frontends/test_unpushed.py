@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from p3kv.frontends.mxnet.unpushed import Local, copied, of_module
+from p3kv.frontends.mxnet.checkpoints import Local, copied, of_module
 from tests.jobs import DEADLINE_S
 
 

@@ -28,10 +28,10 @@ from mxnet.ndarray import NDArray
 from p3kv.common.combinations import Feature, check
 from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ConfigError
-from p3kv.frontends.mxnet import clipping_refusals, rows
+from p3kv.frontends.mxnet import refusals, rows
 from p3kv.frontends.mxnet.arrays import DENSE, ROW_SPARSE, by_key, check_kind
+from p3kv.frontends.mxnet.environment import ASYNC_TYPE, SYNC_TYPE
 from p3kv.frontends.mxnet.optimizers.sgd_after_momentum import after_momentum, momentum_of
-from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
 from p3kv.store.clipped_steps import checked
 from p3kv.store.compression import Compression, choice
 from p3kv.wire.messages import Key, called
@@ -191,7 +191,7 @@ class Alone(KVStore):
         grouped = by_key(key, value)
         most = max(self._pushes.get(one, 0) for one, _ in grouped)
         if not self._inside and most < self._steps:
-            clipping_refusals.refuse_part_of_a_step([one for one, _ in grouped])
+            refusals.refuse_part_of_a_step([one for one, _ in grouped])
         for one, gradients in grouped:
             self._pushes[one] = self._pushes.get(one, 0) + 1
             self._steps = max(self._steps, self._pushes[one])

@@ -11,7 +11,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.mxnet.errors import KeyMismatchError
+from p3kv.frontends.mxnet.refusals import KeyMismatchError
 from p3kv.wire.messages import DTYPES, Key
 from p3kv.worker.transfers import WorkerKey
 

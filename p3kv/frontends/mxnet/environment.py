@@ -1,4 +1,5 @@
-"""MXNet's own environment variables, read and set in this one place."""
+"""What is known of MXNet without an import of it: its environment variables, which are read and set
+in this one place, the types of stores, and words for advice."""
 
 from __future__ import annotations
 
@@ -38,3 +39,18 @@ def prepare_for_server_optimizer() -> None:
     os.environ["DMLC_ROLE"] = "worker"
     os.environ.setdefault("MXNET_ENGINE_TYPE", "NaiveEngine")
     os.environ["OMP_NUM_THREADS"] = "1"
+
+
+WORKERS = (
+    "run the optimizer on the workers: Trainer(..., update_on_kvstore=False); for Module, "
+    "SVRGModule and FeedForward, MXNET_UPDATE_ON_KVSTORE=0 in the environment of all processes; a "
+    "script that calls the store itself sets no optimizer and updates by the sums that it pulls"
+)
+SERVERS = (
+    "let the servers update: Trainer without update_on_kvstore=False; Module without "
+    "MXNET_UPDATE_ON_KVSTORE=0; in a script that calls the store itself, kv.set_optimizer"
+)
+
+
+ASYNC_TYPE = "dist_async_p3"
+SYNC_TYPE = "dist_sync_p3"

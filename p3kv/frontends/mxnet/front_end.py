@@ -18,7 +18,7 @@ from p3kv.common.words import Words
 from p3kv.config import Launch
 from p3kv.errors import in_one_line
 from p3kv.frontends.front_end import FrontEnd, MakeModel
-from p3kv.frontends.mxnet import environment, who_updates
+from p3kv.frontends.mxnet import environment
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
 
 _CUDA_EXTRAS = "cu101, cu102, cu110, cu112 or cu117"
@@ -53,8 +53,8 @@ class MXNet(FrontEnd):
         "list(net.collect_params().values()), whose order is not that of the names",
         synchronous="use kvstore='p3' with P3KV_CONSISTENCY=bulk_synchronous or none",
         set_optimizer="kv.set_optimizer",
-        servers_update=who_updates.SERVERS,
-        workers_update=who_updates.WORKERS,
+        servers_update=environment.SERVERS,
+        workers_update=environment.WORKERS,
         clip_on_workers="call kv.clip_global_norm(None), and clip the sums on the workers: with "
         "Trainer(..., update_on_kvstore=False), call trainer.allreduce_grads(), then "
         "gluon.utils.clip_global_norm(gradients, max_norm), then trainer.update(batch_size)",
@@ -133,9 +133,9 @@ class MXNet(FrontEnd):
             return f"this mxnet is a CUDA build, and sees no GPU: {in_one_line(error)}"
 
     def known_models(self) -> Mapping[str, MakeModel]:
-        from p3kv.frontends.mxnet import model_zoo
+        from p3kv.frontends.mxnet import layers
 
-        return {name: partial(model_zoo.model, name) for name in self.model_names}
+        return {name: partial(layers.model, name) for name in self.model_names}
 
 
 def _version_of(package: ModuleType) -> Tuple[int, ...]:

@@ -24,8 +24,9 @@ from typing import (
 )
 
 import mxnet as mx
+from mxnet.gluon.model_zoo import vision
 
-from p3kv.report.forecast import Layer, Parameter
+from p3kv.report.forecast import Layer, Model, Parameter
 
 
 class _Use(NamedTuple):
@@ -201,3 +202,20 @@ def _node_flops(
         axis = 1 if node.get("attrs", {}).get("transpose_a") in ("True", "1") else 2
         return 2.0 * written * sources[0][axis]
     return float(written)
+
+
+_PIXELS = 224
+_PIXELS_OF_INCEPTION = 299
+"""Sides of the squares that the models' papers train with."""
+
+
+def model(name: str, batch_size: int, compute_s: float) -> Model:
+    """The model called `name`, for batches of `batch_size` images; no weight is allocated.
+
+    `compute_s` is C, the time of a batch's forward and backward pass.
+    """
+    pixels = _PIXELS_OF_INCEPTION if name == "inceptionv3" else _PIXELS
+    with mx.name.NameManager():  # the names, and so the keys, of a fresh script's first network
+        block = vision.get_model(name)
+    layers, parameters = trace(block, {"data": (batch_size, 3, pixels, pixels)})
+    return Model(name, batch_size, compute_s, tuple(layers), tuple(parameters))

@@ -11,10 +11,10 @@ from mxnet.kvstore import KVStoreBase
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import environment, trainer
 from p3kv.frontends.mxnet.arrays import ROW_SPARSE
-from p3kv.frontends.mxnet.checkpoints import leave_out
+from p3kv.frontends.mxnet.checkpoints import leave_out, of_module
+from p3kv.frontends.mxnet.environment import ASYNC_TYPE
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.store import P3
-from p3kv.frontends.mxnet.store_types import ASYNC_TYPE
 from p3kv.frontends.mxnet.stores import (
     NAMES,
     check_name,
@@ -24,7 +24,6 @@ from p3kv.frontends.mxnet.stores import (
     one_step,
 )
 from p3kv.frontends.mxnet.trial_stores import Other
-from p3kv.frontends.mxnet.unpushed import of_module
 from p3kv.worker import this_process
 
 

@@ -31,7 +31,7 @@ from p3kv.frontends.mxnet.arrays import (
     listed,
     spread,
 )
-from p3kv.frontends.mxnet.errors import KeyMismatchError
+from p3kv.frontends.mxnet.refusals import KeyMismatchError
 from p3kv.frontends.mxnet.row_memory import elements_at, give_rows, rows_of, without_memory
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key

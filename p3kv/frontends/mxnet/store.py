@@ -29,11 +29,9 @@ from mxnet.ndarray import NDArray
 from p3kv import errors
 from p3kv.common.combinations import Feature
 from p3kv.frontends.mxnet import (
-    clipping_refusals,
     engine,
     environment,
-    forward_ends,
-    native_calls,
+    refusals,
     rows,
     script_marks,
 )
@@ -52,17 +50,15 @@ from p3kv.frontends.mxnet.arrays import (
     listed,
     spread,
 )
-from p3kv.frontends.mxnet.checkpoints import OptimizerGoesOn, initial
-from p3kv.frontends.mxnet.errors import KeyMismatchError
-from p3kv.frontends.mxnet.forks import complete_before_forks
+from p3kv.frontends.mxnet.checkpoints import Local, OptimizerGoesOn, copied, initial
+from p3kv.frontends.mxnet.engine import complete_before_forks
+from p3kv.frontends.mxnet.environment import ASYNC_TYPE, SYNC_TYPE
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.local import LocalSteps
 from p3kv.frontends.mxnet.operations import Operations
 from p3kv.frontends.mxnet.optimizers.server_states import ServerStates
-from p3kv.frontends.mxnet.server_steps import ServerSteps
-from p3kv.frontends.mxnet.steps import Steps
-from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
-from p3kv.frontends.mxnet.unpushed import Local, copied
+from p3kv.frontends.mxnet.refusals import KeyMismatchError
+from p3kv.frontends.mxnet.steps import ServerSteps, Steps
 from p3kv.store.client import Client
 from p3kv.store.clipped_steps import checked
 from p3kv.store.compression import choice
@@ -100,7 +96,7 @@ class P3(KVStoreBase):
         # A front end has the name of its framework.
         client = Client(
             mx.__name__, OptimizerGoesOn, consistency, stays=True, reads=FORWARD_READS,
-            refuse_part=clipping_refusals.refuse_part_of_a_step,
+            refuse_part=refusals.refuse_part_of_a_step,
         )  # fmt: skip
         self._worker, self._own = client.worker, client.own
         """The worker of all stores, and this store's keys and optimizer."""
@@ -108,7 +104,7 @@ class P3(KVStoreBase):
             complete_before_forks()
             engine.hold_back_interrupts()
             this_process.at_end(_finish)
-            forward_ends.trace(self._worker.tracer)
+            script_marks.trace(self._worker.tracer)
             worker = self._worker
             script_marks.note(
                 worker.forward_begins, worker.waits, worker.waits_for_all, worker.waited
@@ -430,15 +426,15 @@ class P3(KVStoreBase):
     @property
     def handle(self) -> NoReturn:
         """Absent, and `hasattr` says so: there is no native store, which MXNet's profiler needs."""
-        native_calls.refuse_handle()
+        refusals.refuse_handle()
 
     def _set_updater(self, updater: Any) -> None:
         """Refused: MXNet's own distributed stores take it and never call it."""
-        native_calls.refuse_updater()
+        refusals.refuse_updater()
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
         """Does what MXNet's command asks for where the servers do it anyway, and refuses others."""
-        native_calls.check_command(head, body, self._own.own_rounds)
+        refusals.check_command(head, body, self._own.own_rounds)
 
     def _barrier(self) -> None:
         """Waits for all workers, as MXNet's stores do."""

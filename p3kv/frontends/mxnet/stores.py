@@ -13,8 +13,8 @@ from p3kv.common.words import did_you_mean
 from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet.alone import Alone
+from p3kv.frontends.mxnet.environment import ASYNC_TYPE, SYNC_TYPE
 from p3kv.frontends.mxnet.store import P3
-from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
 from p3kv.frontends.mxnet.trial_stores import Other
 from p3kv.frontends.mxnet.trial_stores import store as store_of_a_trial
 from p3kv.store.checks import check_choices_alone

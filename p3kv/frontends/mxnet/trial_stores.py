@@ -9,21 +9,84 @@ import math
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+import mxnet as mx
 from mxnet.base import _LIB, KVStoreHandle, check_call
 from mxnet.kvstore import KVStore, KVStoreBase
+from mxnet.ndarray import NDArray
 
 from p3kv import config
 from p3kv.config import Launch
 from p3kv.config.trials import ALONE, NATIVE, Trial
 from p3kv.errors import NotSupportedError
+from p3kv.frontends.mxnet import engine
 from p3kv.frontends.mxnet.arrays import DENSE, by_key, listed
 from p3kv.frontends.mxnet.store import P3
-from p3kv.frontends.mxnet.trial_clock import NATIVE_TYPE, EngineClock
-from p3kv.store.trial_clock import check_rule_of_trial
+from p3kv.store.trial_clock import TrialClock, check_rule_of_trial
 from p3kv.wire.messages import Key
 from p3kv.worker.measuring.measures import nothing_measured
+
+NATIVE_TYPE = "dist_sync"
+"""The type of MXNet's own synchronous store."""
+_STEP, _LAYER = b"p3kv_trial_step", b"p3kv_trial_layer"
+"""Names of operations in MXNet's profiler."""
+
+
+class EngineClock(TrialClock):
+    """Times when gradients are ready, without waiting for them.
+
+    A step begins when the key is pushed that was pushed first of all: that is the first one of each
+    step of gluon's Trainer and of Module. Of several stores the first one counts. When the step
+    after the last begins, the script ends as by `sys.exit(0)`, on all workers before the same push.
+    To be used from the script's thread.
+    """
+
+    front_end, native = mx.__name__, NATIVE_TYPE
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__(trial)
+        self.stores = 0
+        """How many stores of MXNet's there are."""
+        self._counted: Optional[Tuple[Any, Key]] = None
+        """The store whose steps count, and its key that is pushed first."""
+        atexit.register(self._tell_at_exit)
+
+    def note_push(self, store: Any, key: Key, gradients: Sequence[NDArray]) -> None:
+        """Takes note of a push, before anything else happens to it; without gradients, its time is
+        now."""
+        if self._counted is None:
+            self._counted = store, key
+        if self._counted[0] is not store or self._counted[1] != key:
+            return
+        self.begin_step()
+
+        def ready(operation: engine.Operation) -> None:
+            self.step_ready()
+            operation.complete()
+
+        engine.push(ready, gradients[:1], [], _STEP)
+        if self.is_over:
+            mx.nd.waitall()
+            self.tell()
+            sys.exit(0)
+
+    def times_layer(self, key: Key, gradients: Sequence[NDArray]) -> None:
+        """Has the time noted at which a key's gradient is ready in this step."""
+        first = gradients[0]
+        step = self.time_layer(key, math.prod(first.shape) * first.dtype().itemsize)
+
+        def ready(operation: engine.Operation) -> None:
+            self.layer_ready(key, step)
+            operation.complete()
+
+        engine.push(ready, gradients, [], _LAYER)
+
+    def _tell_at_exit(self) -> None:
+        if self.trial.store != NATIVE:  # which would wait for workers that have failed
+            mx.nd.waitall()
+        self.tell()
+
 
 _COMPRESSION = "2bit"
 """The only one that MXNet has."""

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import field
 
 from p3kv.errors import ConfigError, NotSupportedError, ProtocolError
-from p3kv.frontends.mxnet import who_updates
+from p3kv.frontends.mxnet import environment
 from p3kv.frontends.mxnet.optimizers.sgd_after_momentum import SGDAfterMomentum
 from p3kv.wire.messages import PLAIN_TYPES, Key, Message, check_plain, decode
 
@@ -224,7 +224,7 @@ def check_unchanged(optimizer: mx.optimizer.Optimizer, attributes: Dict[str, Any
             raise NotSupportedError(
                 f"an update has changed {where}, which all keys share. Each server updates only "
                 "some of the keys, and not in the script's order. Keep such values in the state "
-                f"that create_state returns, or {who_updates.WORKERS}"
+                f"that create_state returns, or {environment.WORKERS}"
             )
 
 
@@ -242,7 +242,7 @@ def plain_value(value: Any, where: str) -> Any:
         return {plain_value(key, where): plain_value(item, where) for key, item in value.items()}
     raise NotSupportedError(
         f"{where} is a {type(value).__name__}, which can't be sent to the servers; "
-        f"use plain numbers and strings, or {who_updates.WORKERS}"
+        f"use plain numbers and strings, or {environment.WORKERS}"
     )
 
 
@@ -251,14 +251,14 @@ def _check_registered(kind: Type[mx.optimizer.Optimizer]) -> None:
     if name in _MXNETS:
         raise NotSupportedError(
             f"the optimizer {name} of {kind.__module__} has the name of one of MXNet's own, which "
-            f"the servers would take; give it another name, or {who_updates.WORKERS}"
+            f"the servers would take; give it another name, or {environment.WORKERS}"
         )
     if mx.optimizer.Optimizer.opt_registry.get(name.lower()) is not kind:
         raise NotSupportedError(
             f"the servers can't make the optimizer {name} of {kind.__module__}, which is not "
             "registered with MXNet. Define it in a module of its own, with "
             "@mx.optimizer.register, and set P3KV_OPTIMIZERS in the environment of every server to "
-            f"the module's name; or {who_updates.WORKERS}"
+            f"the module's name; or {environment.WORKERS}"
         )
 
 
@@ -269,7 +269,7 @@ def _known(name: str) -> Type[mx.optimizer.Optimizer]:
             f"the servers know no optimizer {name!r}. Set P3KV_OPTIMIZERS, in the environment of "
             "every server, to the module that defines it and registers it with "
             "@mx.optimizer.register (not the script itself, since servers import the module); or "
-            f"{who_updates.WORKERS}"
+            f"{environment.WORKERS}"
         )
     known: Type[mx.optimizer.Optimizer] = kind
     return known

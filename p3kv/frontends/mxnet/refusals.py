@@ -1,10 +1,18 @@
-"""Calls that MXNet's own stores have, and the p3 store refuses or need not be given."""
+"""What scripts are refused that call MXNet's stores, and in which words."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn, Sequence, Tuple
 
+import mxnet as mx
+
+from p3kv import errors
 from p3kv.errors import NotSupportedError
+
+
+class KeyMismatchError(errors.KeyMismatchError, mx.base.MXNetError):
+    """A key is unknown or declared twice, or an array does not fit it."""
+
 
 _SET_MULTI_PRECISION, _SYNC_MODE = 1, 3
 """Commands of MXNet's that p3kv need not be given: the first one's number travels with the
@@ -40,3 +48,29 @@ def check_command(head: int, body: str, asynchronous: bool) -> None:
     if head != _SET_MULTI_PRECISION and (head != _SYNC_MODE or asynchronous):
         instead = _INSTEAD_OF_COMMANDS.get(head, "they take no commands of a script's own")
         raise NotSupportedError(f"the servers can't run command {head} ({body!r:.40}): {instead}")
+
+
+def refuse_part_of_a_step(keys: Any) -> NoReturn:
+    """Raises NotSupportedError: the call's keys are of a step that was clipped without them."""
+    raise NotSupportedError(
+        f"key {keys!r} is pushed after a step has been clipped without it. With "
+        "kv.clip_global_norm each call of push or pushpull is a whole step: give it the lists of "
+        "all keys and gradients. gluon's Trainer and Module need nothing"
+    )
+
+
+def check_apart(known: Sequence[Tuple[Any, ...]]) -> None:
+    """Raises NotSupportedError where the new value of a key is to be written into an array that
+    another key of the step needs, too: the second operation would wait for the first, and the first
+    for the gradients of the step.
+
+    `known`: keys with their sources and their targets.
+    """
+    written = {id(target): key for key, _, targets in known for target in targets}
+    for key, sources, targets in known:
+        if any(written.get(id(array), key) is not key for array in (*sources, *targets)):
+            raise NotSupportedError(
+                f"{key.called} and another key of the call have an array in common, into which a "
+                "new value is to be written. With kv.clip_global_norm no value comes before all "
+                "gradients of the step: give each key arrays of its own"
+            )
