@@ -38,8 +38,7 @@ from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.global_norms import GlobalNorms
 from p3kv.worker.joining import Joining
-from p3kv.worker.measuring.processor import ProcessorDelay
-from p3kv.worker.measuring.step_times import StepTimes
+from p3kv.worker.measuring.step_times import ProcessorDelay, StepTimes
 from p3kv.worker.routes import HostSums, RowsRoute, SliceRoute
 from p3kv.worker.saving.checkpoints import Checkpoints
 from p3kv.worker.saving.cuts import Cuts

@@ -60,9 +60,8 @@ from p3kv.worker.joining import Joining
 from p3kv.worker.measuring.reporting import Reporting
 from p3kv.worker.neighbours import Neighbours, neighbourhood
 from p3kv.worker.reconnecting import Reconnecting
-from p3kv.worker.script import Script
+from p3kv.worker.script import Script, SwitchInterval
 from p3kv.worker.stores import WorkerStore
-from p3kv.worker.switch_interval import SwitchInterval
 from p3kv.worker.transfers import Transfer
 
 _log = logging.getLogger(__name__)

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from p3kv.server.lateness import Readiness
 from p3kv.wire.header import clock_us, passed_s
-from p3kv.worker.measuring.script_times import ScriptTimes
-from p3kv.worker.measuring.server_work import ServerWork
 from p3kv.worker.measuring.step_parts import (
     Delayed,
     Layer,
@@ -20,6 +18,7 @@ from p3kv.worker.measuring.step_parts import (
     forward_waits,
     parts_of_step,
 )
+from p3kv.worker.measuring.step_times import ScriptTimes, ServerWork
 
 seconds = st.floats(0.0, 100.0)
 shares = st.floats(0.0, 1.0)

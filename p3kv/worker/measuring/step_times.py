@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import threading
 import time
+from bisect import bisect_right
 from collections import Counter, deque
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from p3kv.wire.header import passed_s
 from p3kv.wire.messages import UNKNOWN
-from p3kv.worker.measuring.local_step_times import LocalStepTimes
-from p3kv.worker.measuring.script_times import Between, ScriptTimes
-from p3kv.worker.measuring.server_work import ServerWork
 from p3kv.worker.measuring.step_parts import (
     Delayed,
     Layer,
@@ -25,6 +27,196 @@ from p3kv.worker.measuring.step_parts import (
     parts_of_step,
 )
 from p3kv.worker.transfers import Transfer, WorkerKey
+
+_LOOK_EVERY_S = 0.25
+"""A look reads a file for each thread: a millisecond where there are many."""
+_TASKS = "/proc/self/task"
+
+now_s = time.monotonic
+
+
+class ProcessorDelay:
+    """The shares of time in which threads of this process waited for a processor.
+
+    The kernel counts for each thread how long it was ready to run and did not (`schedstat`). Of
+    threads that compute together, all are delayed about as long as the one that is delayed most.
+    """
+
+    def __init__(self) -> None:
+        """To be made in the script's thread."""
+        self._script = str(threading.get_native_id())
+        self._looked_s = now_s()
+        self._delays_ns = _delays_ns()
+        self._found = Delayed()
+
+    def delayed(self) -> Delayed:
+        """Shares of delay since the last look, which is a quarter of a second ago at least; to be
+        called from the thread that sends and receives."""
+        now = now_s()
+        elapsed_s = now - self._looked_s
+        if elapsed_s >= _LOOK_EVERY_S:
+            before_ns, self._delays_ns, self._looked_s = self._delays_ns, _delays_ns(), now
+            shares = {
+                thread: min(1.0, max(0.0, delay_ns - before_ns.get(thread, 0)) / 1e9 / elapsed_s)
+                for thread, delay_ns in self._delays_ns.items()
+            }
+            exchange = shares.pop(str(threading.get_native_id()), 0.0)
+            passes: List[float] = list(shares.values())
+            self._found = Delayed(max(passes, default=0.0), shares.get(self._script, 0.0), exchange)
+        return self._found
+
+
+def _delays_ns() -> Dict[str, int]:
+    """By thread; none where the kernel does not count."""
+    delays: Dict[str, int] = {}
+    with suppress(OSError):
+        for thread in os.listdir(_TASKS):
+            with suppress(OSError), open(f"{_TASKS}/{thread}/schedstat") as file:
+                delays[thread] = int(file.read().split()[1])
+    return delays
+
+
+class ServerWork:
+    """Each server's work until now, as it was when its values arrived. Belongs to the worker's
+    thread."""
+
+    def __init__(self) -> None:
+        self._at_s: Dict[int, List[float]] = {}
+        self._worked_s: Dict[int, List[float]] = {}
+        """By server, what its values have said, and when; numbers only grow."""
+        self._last_us: Dict[int, int] = {}
+
+    def note(self, server: int, at_s: float, worked_us: int) -> None:
+        """Takes note of what a value says that has arrived at `at_s`: its server had worked for so
+        long. Values that overtake each other say less than what is known."""
+        before_us = self._last_us.setdefault(server, worked_us)
+        worked_s = self._worked_s.setdefault(server, [])
+        more_s = max(0.0, passed_s(before_us, worked_us))
+        if more_s:
+            self._last_us[server] = worked_us
+        worked_s.append(more_s + (worked_s[-1] if worked_s else 0.0))
+        self._at_s.setdefault(server, []).append(at_s)
+
+    def between(self, server: int, begin_s: float, end_s: float) -> float:
+        """For how long a server has worked between two times, taken as even between two values."""
+        if server not in self._at_s:
+            return 0.0
+        before, after = np.interp([begin_s, end_s], self._at_s[server], self._worked_s[server])
+        return float(after - before)
+
+    def total_s(self, server: int) -> float:
+        """For how long a server has worked since its first value; from any thread."""
+        worked_s = self._worked_s.get(server)
+        return worked_s[-1] if worked_s else 0.0
+
+    def forget(self, before_s: float) -> None:
+        """Forgets what nobody asks for who asks for times after `before_s`."""
+        for server, at_s in self._at_s.items():
+            old = max(0, bisect_right(at_s, before_s) - 1)
+            del at_s[:old], self._worked_s[server][:old]
+
+
+class _Late(NamedTuple):
+    """A value that came after the step from which on the worker was to go on with it."""
+
+    begin_s: float
+    end_s: float
+    last_ready_s: float
+    """When the last worker's difference was ready."""
+    server: int
+    """Rank of the server whose slice came last."""
+
+
+class LocalStepTimes:
+    """Measures the steps of workers that train by themselves, from one update of the weights to the
+    next. A step waits while the script waits for arrays, as far as a value is late; all else is
+    computing. Belongs to the worker's thread.
+    """
+
+    def __init__(
+        self,
+        script: ScriptTimes,
+        work: ServerWork,
+        count: Callable[[float, float, List[Wait]], None],
+    ) -> None:
+        """`count(end_s, step_s, waits)` takes a step that has ended."""
+        self._script = script
+        self._work = work
+        self._count = count
+        self._begun_s: Optional[float] = None
+        self._late: List[_Late] = []
+
+    def value_arrived(self, transfer: Transfer, at_s: float, late_s: float, server: int) -> None:
+        """Takes note of a value; the rest is as in `StepTimes.value_arrived`."""
+        since_s = transfer.awaited_since_s
+        if since_s is not None:
+            self._late.append(_Late(since_s, at_s, transfer.ready_s + late_s, server))
+
+    def begin_step(self, at_s: float) -> None:
+        """The script has updated its weights: a step has ended, and the next one begins."""
+        begun_s, self._begun_s = self._begun_s, at_s
+        late, self._late = sorted(self._late), []
+        blocked = self._script.take_blocked()
+        if begun_s is None:
+            return
+        waits = [wait for begin_s, end_s in blocked for wait in self._waits(begin_s, end_s, late)]
+        self._count(at_s, at_s - begun_s, waits)
+
+    def _waits(self, begin_s: float, end_s: float, late: List[_Late]) -> Iterator[Wait]:
+        """What the script waited for from then to then; each moment counts once."""
+        for one in late:
+            begin_s = max(begin_s, one.begin_s)
+            until_s = min(one.end_s, end_s)
+            if begin_s < until_s:
+                worked_s = self._work.between(one.server, begin_s, until_s)
+                yield Wait(begin_s, until_s, one.last_ready_s, worked_s)
+                begin_s = until_s
+
+
+_SHORT_WAIT_S = 0.0001
+"""Whoever waits for less finds what it reads."""
+
+
+class Between(NamedTuple):
+    """Times of the script after a step's last push and before the next step's first one."""
+
+    forward_s: float
+    """When it began the forward pass; 0 if that is not known."""
+    blocked: List[Tuple[float, float]]
+    """From when to when it waited for arrays."""
+
+
+class ScriptTimes:
+    """Keeps what the script does after each step. Its thread writes, and the worker's takes."""
+
+    def __init__(self) -> None:
+        self._forwards_s: Dict[int, float] = {}
+        self._blocked: Dict[int, List[Tuple[float, float]]] = {}
+
+    def forward_begins(self, step: int, at_s: float) -> bool:
+        """Takes note of a forward pass of training after a step, if it is the first one; returns
+        whether it is."""
+        return self._forwards_s.setdefault(step, at_s) == at_s
+
+    def blocked(self, step: int, begin_s: float, end_s: float) -> None:
+        """Takes note that the script waited for arrays."""
+        if end_s - begin_s > _SHORT_WAIT_S:
+            self._blocked.setdefault(step, []).append((begin_s, end_s))
+
+    def take_blocked(self) -> List[Tuple[float, float]]:
+        """Takes all waits for arrays so far, where steps have no first gradient."""
+        steps = list(self._blocked)
+        return [wait for step in steps for wait in self._blocked.pop(step, [])]
+
+    def take(self, step: int) -> Between:
+        """Takes the script's times after a step; forgets these and those before."""
+        found = Between(self._forwards_s.get(step, 0.0), self._blocked.get(step, []))
+        for old in {*list(self._forwards_s), *list(self._blocked)}:
+            if old <= step:
+                self._forwards_s.pop(old, None)
+                self._blocked.pop(old, None)
+        return found
+
 
 _RECENT = 31
 """Medians are of so many steps."""
@@ -42,8 +234,6 @@ _FIRST, _EVERY = 32, 8
 _SHORT_S = 0.2
 """After the first steps, one of so many that are short is measured, and stands for all: it takes
 about as long as a small tensor's whole way."""
-
-now_s = time.monotonic
 
 
 class LayerTime:
