@@ -55,7 +55,7 @@ from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.routes import HostSums
 from p3kv.worker.script import Script
-from p3kv.worker.transfers import Transfer, WorkerKey
+from p3kv.worker.transfers import DeferredPush, Pull, Push, Transfer, WorkerKey
 from tests.adding import Adding
 from tests.memory_transport import MemoryLink, MemoryListener
 
@@ -186,14 +186,17 @@ class Worker:
             step = self._step = max(self._step, round)
             if round > INITIAL_ROUND:
                 self.steps.of_store(0).count_push(step)
-        addresses = [None if array is None else array.ctypes.data for array in arrays]
+        source_at, target_at = (None if one is None else one.ctypes.data for one in arrays)
         self.under_way += 1
-        asks = (key.ask(),) if source is None else key.asks()
-        pushpulls = source is not None and target is not None and key.consistency.lets_go_ahead
-        takes = key.consistency.needs(round) if pushpulls else None
-        self.calls.append(
-            Transfer(key, round, step, 0, *addresses, done, asks, changes, takes, exact=exact)
-        )
+        if source is None and changes is None:
+            transfer: Transfer = Pull(key, round, step, key.next_pull(), target_at, done)
+        else:
+            push = Push(key, round, step, source_at if changes is None else None, target_at, done)
+            push.after_pulls, push.changes = key.pulls, changes
+            push.takes = key.consistency.goes_on_with(round) if target is not None else None
+            transfer = push
+        transfer.exact = exact
+        self.calls.append(transfer)
 
     def add(self, key: WorkerKey, source: np.ndarray) -> None:
         """Calls push, of a gradient that is not exchanged."""
@@ -201,8 +204,7 @@ class Worker:
         def done(error: Optional[BaseException]) -> None:
             assert error is None and source is not None  # which is kept until now
 
-        address = source.ctypes.data
-        self.calls.append(Transfer(key, key.round, 0, 0, address, None, done, is_exchanged=False))
+        self.calls.append(DeferredPush(key, source.ctypes.data, done))
 
     @property
     def may_leave(self) -> bool:

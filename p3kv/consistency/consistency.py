@@ -117,6 +117,28 @@ class Consistency(ABC):
         rounds = range(1, _CHECKED_ROUNDS)
         return not self.own_rounds and any(self.needs(round_) < round_ for round_ in rounds)
 
+    def goes_on_with(self, round: int) -> Optional[int]:
+        """The round with whose value a worker goes on after its push for `round`, where that may be
+        an earlier one that others share; None where it waits for what its own push brings."""
+        return self.needs(round) if self.lets_go_ahead else None
+
+    @property
+    def waits_for_each_round(self) -> bool:
+        """Whether a worker pushes in a step when it has the values of the step before, which are
+        the same on all workers."""
+        return not (self.own_rounds or self.lets_go_ahead or self.local)
+
+    @property
+    def workers_differ(self) -> bool:
+        """Whether each worker has something of its own between two steps, which checkpoints have
+        of each."""
+        return self.own_rounds or self.local is not None
+
+    @property
+    def steps_between_pushes(self) -> int:
+        """How many steps a worker makes until it pushes a key again."""
+        return 1 if self.local is None else self.local.steps
+
     @property
     def features(self) -> Set[Feature]:
         """Features that may not go together with others."""

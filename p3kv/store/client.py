@@ -18,6 +18,7 @@ from typing import (
     NoReturn,
     Optional,
     Sequence,
+    Union,
 )
 
 import numpy as np
@@ -34,7 +35,7 @@ from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key
 from p3kv.worker import this_process
 from p3kv.worker.stores import WorkerStore
-from p3kv.worker.transfers import Ask, Done, OnSlice, Transfer, WorkerKey
+from p3kv.worker.transfers import Done, OnSlice, Pull, Push, WorkerKey
 
 
 class Request(NamedTuple):
@@ -45,7 +46,8 @@ class Request(NamedTuple):
     step: int
     priority: int
     pushes: bool
-    asks: Sequence[Ask]
+    pulls: int
+    """Of a push: how many pulls of the key were called before it. Of a pull: its number."""
     exact: bool
     changes: Optional[Future[bool]]
     """Of a push without a gradient: it is told whether another worker had one."""
@@ -118,7 +120,7 @@ class Client(Generic[O]):
     def initial(self, key: WorkerKey) -> Request:
         """Worker rank 0's push of a key's first value."""
         step = self.pushes.step
-        return Request(key, INITIAL_ROUND, step, 0, True, key.asks(), False, None, None)
+        return Request(key, INITIAL_ROUND, step, 0, True, key.pulls, False, None, None)
 
     def publish_order(self, keys: Sequence[Key]) -> None:
         """Says in which order the forward pass needs the keys; worker rank 0's word counts."""
@@ -153,18 +155,16 @@ class Client(Generic[O]):
         optimizer's older value."""
         round_, step = self.pushes.next(key, changes)
         goes_ahead = takes_value and self.pushes.optimizer is not None
-        takes = None
-        if goes_ahead and key.consistency.lets_go_ahead:
-            takes = key.consistency.needs(round_)
+        takes = key.consistency.goes_on_with(round_) if goes_ahead else None
         exact = key.is_exact(round_)
-        return Request(key, round_, step, priority, True, key.asks(), exact, changes, takes)
+        return Request(key, round_, step, priority, True, key.pulls, exact, changes, takes)
 
     def pull(self, key: WorkerKey, priority: int = 0, exact: bool = False) -> Request:
         """The value after this worker's last push; `exact`: as the servers have it, whatever the
         codec."""
         exact = exact or key.is_exact(key.round)
         step = self.pushes.step
-        return Request(key, key.round, step, priority, False, (key.ask(),), exact, None, None)
+        return Request(key, key.round, step, priority, False, key.next_pull(), exact, None, None)
 
     def begin(
         self,
@@ -177,17 +177,21 @@ class Client(Generic[O]):
     ) -> None:
         """The arrays are ready, at these addresses: contiguous, of the key's dtype and size. They
         stay where and as they are until `done(error)` is called in the worker's thread. From any
-        thread. `on_slice` and `has_value` as in `Transfer`."""
-        if request.changes is not None:
-            source = 0
-        self.worker.begin(
-            Transfer(
-                request.key, request.round, request.step, request.priority, source, target, done,
-                request.asks, request.changes, request.takes, exact=request.exact,
-                on_slice=on_slice if request.takes is None else None,
-                has_value=has_value and request.takes is None,
-            )
-        )  # fmt: skip
+        thread. `on_slice` and `has_value` as in `Push`."""
+        key, round_, step, pulls = request.key, request.round, request.step, request.pulls
+        transfer: Union[Push, Pull]
+        if request.pushes:
+            source = source if request.changes is None else None
+            transfer = Push(key, round_, step, source, target, done)
+            transfer.after_pulls, transfer.changes = pulls, request.changes
+            transfer.takes = request.takes
+            transfer.has_value = has_value and request.takes is None
+        else:
+            transfer = Pull(key, round_, step, pulls, target, done)
+        transfer.priority, transfer.exact = request.priority, request.exact
+        if request.takes is None:
+            transfer.on_slice = on_slice
+        self.worker.begin(transfer)
 
     # States of the servers' optimizer.
 

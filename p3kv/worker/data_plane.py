@@ -43,8 +43,7 @@ from p3kv.worker.routes import HostSums, RowsRoute, SliceRoute
 from p3kv.worker.saving.checkpoints import Checkpoints
 from p3kv.worker.saving.cuts import Cuts
 from p3kv.worker.script import Script
-from p3kv.worker.silences import LOOK_EVERY_S, Silences
-from p3kv.worker.stalls import StallWarnings
+from p3kv.worker.stalls import LOOK_EVERY_S, Silences, StallWarnings
 from p3kv.worker.state_requests import StateRequests
 from p3kv.worker.steps import WorkerSteps
 from p3kv.worker.transfers import Channel, WorkerKey
@@ -114,14 +113,14 @@ class DataPlane(Handler):
         self.slices = SliceRoute(rank, self.servers, self._egress, self.exchange, sizes, tracer)
         self.rows = RowsRoute(rank, self.servers, self._egress, self.exchange, sizes, tracer)
         self.host_sums = HostSums(
-            rank, neighbours, settings, sizes, self.tuning.adopt, self.rows, self.exchange,
+            rank, neighbours, settings, sizes, self.tuning, self.rows, self.exchange,
         )  # fmt: skip
         self.states = StateRequests(rank, self.servers)
         self._call_later = loop.call_later
         self._link_s = loop.drain.link_s
         self._first_s = min(settings.warn_after_s, settings.stall_timeout_s / 2)
         self._stalls = StallWarnings(rank, self.keys, self.exchange, self._first_s)
-        self._silences = Silences(settings, self.servers, self.exchange.oldest)
+        self._silences = Silences(settings, self.servers, self.exchange)
         self.global_norms = GlobalNorms(rank, self.tell, self.servers)
         self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
         """Belongs to the thread that uses the stores."""

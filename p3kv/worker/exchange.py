@@ -5,7 +5,18 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import Future
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Collection,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 from p3kv.common.tracing import APPLIED, Tracer
 from p3kv.errors import ProtocolError
@@ -22,10 +33,20 @@ from p3kv.wire.fields import (
 )
 from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT
 from p3kv.wire.messages import UNKNOWN
+from p3kv.wire.queue import urgency
 from p3kv.worker.egress import Egress
 from p3kv.worker.measuring.step_times import StepTimes
 from p3kv.worker.steps import WorkerSteps
-from p3kv.worker.transfers import Channel, Counts, Snapshots, Transfer, WorkerKey
+from p3kv.worker.transfers import (
+    Channel,
+    Counts,
+    DeferredPush,
+    Pull,
+    Push,
+    Snapshots,
+    Transfer,
+    WorkerKey,
+)
 
 
 class Exchange:
@@ -56,7 +77,7 @@ class Exchange:
         self._step = 0
         """The newest step of a transfer that was sent, of those that workers share."""
         self._positions: Dict[int, int] = {}
-        self._pulls: Dict[int, Transfer] = {}
+        self._pulls: Dict[int, Pull] = {}
         """By the number of the request."""
         self._requests = itertools.count()
         self._missing_values = 0
@@ -78,47 +99,56 @@ class Exchange:
         """Sends a transfer as soon as its channel admits it, and a push not before those of earlier
         rounds. The framework may start them in any order, unless they share an array."""
         channel = transfer.key.channel
-        if not transfer.is_exchanged:
-            channel.defer(transfer)
-        elif transfer.source is None or transfer.round <= channel.begun:
-            self._begin(channel, transfer)
-        elif transfer.round > channel.begun + 1:
-            channel.early[transfer.round] = transfer
-        else:
-            following: Optional[Transfer] = transfer
+        if isinstance(transfer, Push):
+            if transfer.round > channel.begun + 1:
+                channel.early[transfer.round] = transfer
+                return
+            following: Optional[Push] = transfer
             while following is not None:
-                channel.begun = following.round
-                self._begin(channel, following)
-                following = channel.early.pop(channel.begun + 1, None)
+                channel.begun = max(channel.begun, following.round)
+                self._begin_push(channel, following)
+                following = channel.early.pop(channel.begun + 1, None) if channel.early else None
+        elif isinstance(transfer, DeferredPush):
+            channel.defer(transfer)
+        elif isinstance(transfer, Pull):
+            if channel.key.size_elems == 0:
+                self._complete_empty(channel, transfer)
+            elif channel.admits(transfer):
+                self._send(transfer)
+            else:
+                channel.waiting.append(transfer)
 
-    def _begin(self, channel: Channel, transfer: Transfer) -> None:
-        key = channel.key
-        if key.size_elems == 0:
-            self._complete_empty(channel, transfer)
+    def _begin_push(self, channel: Channel, push: Push) -> None:
+        if channel.key.size_elems == 0:
+            self._complete_empty(channel, push)
             return
-        if transfer.source is not None and transfer.round > INITIAL_ROUND:
-            channel.join_deferred(transfer)
-            if transfer.takes is not None:
+        if push.round > INITIAL_ROUND:
+            if channel.deferred is not None:
+                channel.join_deferred(push)
+            if push.takes is not None:
                 if channel.snapshots is None:
                     channel.snapshots = Snapshots(channel, self.counts)
-                transfer = channel.snapshots.split(transfer)
-            if not key.trains_locally:  # or the next steps do not wait for it
-                self._times.gradient_ready(transfer)
-        if channel.admits(transfer):
-            self._send(transfer)
+                push = channel.snapshots.split(push)
+            if not channel.key.trains_locally:  # or the next steps do not wait for it
+                self._times.gradient_ready(push)
+        if push.round <= channel.admitted and push.after_pulls <= channel.answered:
+            self._send(push)
         else:
-            channel.waiting.append(transfer)
+            channel.waiting.append(push)
 
-    def _complete_empty(self, channel: Channel, transfer: Transfer) -> None:
+    def _complete_empty(self, channel: Channel, transfer: Union[Push, Pull]) -> None:
+        """Nothing travels of a key without elements."""
         channel.sent = max(channel.sent, transfer.round)
-        if transfer.source is not None and transfer.round > INITIAL_ROUND:
-            self._steps.count_ended(transfer.step, transfer.key.store)
         transfer.done(None)
+        if isinstance(transfer, Pull):
+            self.note_answered(transfer)
+            return
+        if transfer.round > INITIAL_ROUND:
+            self._steps.count_ended(transfer.step, transfer.key.store)
         if transfer.changes is not None:
             transfer.changes.set_result(False)
-        self.note_answered(transfer)
 
-    def _send(self, transfer: Transfer) -> None:
+    def _send(self, transfer: Union[Push, Pull]) -> None:
         key = transfer.key
         if not self._priorities:
             transfer.priority = 0
@@ -126,7 +156,8 @@ class Exchange:
             position = self._positions.get(key.key_id)
             if position is not None:
                 transfer.priority = -position
-        if transfer.source is None:
+        transfer.urgent = urgency(transfer.step, transfer.priority)
+        if isinstance(transfer, Pull):
             key.route.request(transfer)
             return
         channel = key.channel
@@ -151,12 +182,12 @@ class Exchange:
 
     # What arrives.
 
-    def relay(self, values: Transfer) -> None:
+    def relay(self, values: Pull) -> None:
         """Expects the results of a round that only neighbours want in the transfer's target."""
         values.key.channel.relayed[values.round] = values
         self._missing_values += 1
 
-    def add_pull(self, transfer: Transfer) -> int:
+    def add_pull(self, transfer: Pull) -> int:
         """Expects the key's value; returns the number of the request."""
         request = next(self._requests) % 2**32  # the size of its field in a header
         self._pulls[request] = transfer
@@ -166,34 +197,34 @@ class Exchange:
     def update(self, key_id: int, round: int) -> Optional[Transfer]:
         """The transfer that expects a result of this round."""
         key = self.keys.get(key_id)
-        return None if key is None else key.channel.expects(round)
+        if key is None:
+            return None
+        push = key.channel.in_flight.get(round)
+        return key.channel.relayed.get(round) if push is None or push.target is None else push
 
-    def pull(self, request: int) -> Optional[Transfer]:
+    def pull(self, request: int) -> Optional[Pull]:
         """The transfer that expects the answer to a request."""
         return self._pulls.get(request)
 
     @property
-    def pulls(self) -> Sequence[Transfer]:
+    def pulls(self) -> Sequence[Pull]:
         """Those whose answers are still to come."""
         return list(self._pulls.values())
 
-    def sent(self, transfer: Transfer) -> None:
-        """A push that wants no result is done: its gradient is needed no more."""
-        transfer.missing_elems = 0
-        transfer.done(None)
-
-    def slice_sent(self, transfer: Transfer, elems: int) -> None:
-        """Counts elements of such a push that are needed no more; the last ones complete it."""
-        transfer.missing_elems -= elems
-        if transfer.missing_elems == 0:
-            transfer.done(None)
+    def slice_sent(self, push: Push, elems: int) -> None:
+        """Counts elements that are needed no more of a push that wants no result; the last ones
+        complete it."""
+        push.missing_elems -= elems
+        if push.missing_elems == 0:
+            push.done(None)
 
     def slice_arrived(self, transfer: Transfer, piece: Slice, header: SliceValueHeader) -> None:
         """Counts a slice of the value that is in the target; the last one completes the
         transfer."""
         self.counts["slices_received"] += 1
         self.counts["bytes_received"] += header.payload_bytes
-        if transfer.key.own_rounds and isinstance(header, UpdatedHeader):
+        own = transfer.key.own_rounds
+        if own and isinstance(transfer, Push) and isinstance(header, UpdatedHeader):
             transfer.behind = max(transfer.behind, header.behind)
         if transfer.on_slice is not None:
             transfer.on_slice(piece.offset, piece.length)
@@ -216,10 +247,10 @@ class Exchange:
         if isinstance(header, (PulledHeader, RowsHeader)):
             del self._pulls[header.request]
         else:
-            if transfer.source is None:
-                del key.channel.relayed[transfer.round]
             key.filled = transfer.round, transfer.target
-            if key.own_rounds:
+            if isinstance(transfer, Pull):
+                del key.channel.relayed[transfer.round]
+            elif key.own_rounds and isinstance(transfer, Push):
                 self.counts.note_staleness(transfer.behind)
         self._times.value_arrived(transfer, late_s, server, worked_us)
         if not self._missing_values:
@@ -227,19 +258,19 @@ class Exchange:
         transfer.done(None)
         if self._tracer.enabled:
             self._tracer.span(transfer.span(APPLIED))
-        if transfer.source is None:
+        if isinstance(transfer, Pull):
             self.note_answered(transfer)
-        elif transfer.target is not None:  # its result tells that its round has ended
+        elif isinstance(transfer, Push):  # its result tells that its round has ended
             self._end_round(transfer, header)
         if self._finished is not None:
             self._tell_finished()
 
-    def note_answered(self, transfer: Transfer) -> None:
-        """Sends the pushes that have waited for a pull, if the transfer is one."""
-        if transfer.source is None:
-            for ask in transfer.asks:
-                ask.answered = True
-            self._send_waiting(transfer.key.channel)
+    def note_answered(self, pull: Pull) -> None:
+        """Sends the pushes that have waited for a pull."""
+        channel = pull.key.channel
+        channel.answer(pull)
+        if channel.waiting:
+            self._send_waiting(channel)
 
     # Rounds that end.
 
@@ -254,11 +285,11 @@ class Exchange:
             )
         if header.flags & NO_GRADIENT:
             push.check_lacking(header)
-        push.ending.remove(header.rank)
+        push.ending = [server for server in push.ending if server != header.rank]
         if not push.ending:
             self._end_round(push, header)
 
-    def _end_round(self, push: Transfer, header: Header) -> None:
+    def _end_round(self, push: Push, header: Header) -> None:
         """A round has ended on all servers; `header` is that of the last frame that was to come."""
         key, channel = push.key, push.key.channel
         channel.end(push.round)
@@ -274,13 +305,12 @@ class Exchange:
             self._send_waiting(channel)
 
     def _send_waiting(self, channel: Channel) -> None:
-        if channel.waiting:
-            for transfer in channel.take_admitted():
-                self._send(transfer)
+        for transfer in channel.take_admitted():
+            self._send(transfer)
 
     # What is under way.
 
-    def in_flight(self) -> Iterator[Transfer]:
+    def in_flight(self) -> Iterator[Push]:
         """Pushes that were sent, and whose rounds have not ended."""
         for key in self.keys.values():
             yield from key.channel.in_flight.values()
@@ -299,7 +329,11 @@ class Exchange:
     def awaited(self) -> List[Transfer]:
         """Pushes whose values are still to come, the oldest first, then pulls; those for which the
         script may wait."""
-        pushes = [one for key in self.keys.values() for one in key.channel.expecting]
+        pushes: List[Transfer] = []
+        for key in self.keys.values():
+            channel = key.channel
+            pushes += [one for one in channel.in_flight.values() if one.target is not None]
+            pushes += channel.relayed.values()
         pushes.sort(key=lambda one: one.ready_s)
         return [one for one in [*pushes, *self._pulls.values()] if one.awaited_since_s is not None]
 
@@ -309,7 +343,7 @@ class Exchange:
         found = [one for one in self.awaited() if one.key is key and one.round >= round]
         return min((one.awaited_since_s or 0.0 for one in found), default=None)
 
-    def oldest(self) -> Optional[Tuple[Transfer, Set[int]]]:
+    def oldest(self) -> Optional[Tuple[Transfer, Collection[int]]]:
         """The oldest transfer of which values are still to come, or else the end of its round, and
         from which servers."""
         for transfer in self.awaited():

@@ -86,8 +86,7 @@ class WorkerStore:
         worker rank 0 only."""
         self.trained: Callable[[], List[Trained]] = list
         """Has the front end copy what this worker trains by itself."""
-        own = rule.own_rounds or rule.local is not None
-        self._stays = (stays or own) and settings.checkpoint_dir is not None
+        self._stays = (stays or rule.workers_differ) and settings.checkpoint_dir is not None
         """Whether checkpoints have it for ever: each worker has a part of them, and objects are not
         collected on all workers at the same step."""
         self.resumed = data_plane.cuts.add(self, self._stays)
@@ -370,8 +369,7 @@ class WorkerStore:
             cut = self._data_plane.cuts.cut(self._data_plane.steps.newest, due)
             self._call_soon(self._data_plane.checkpoints.add, cut)
         self.steps += 1
-        steps = 1 if self.rule.local is None else self.rule.local.steps  # to a key's next push
-        self.may_be_cut = self._data_plane.cuts.may_be_due(steps)
+        self.may_be_cut = self._data_plane.cuts.may_be_due(self.rule.steps_between_pushes)
 
     @property
     def may_end_in_cut(self) -> bool:

@@ -31,16 +31,6 @@ OnSlice = Callable[[int, int], None]
 """Called from the worker's thread, with a slice's first element and its number of elements."""
 
 
-class Ask:
-    """A pull that a script has called. Its transfer begins later, when its array is ready."""
-
-    __slots__ = ("answered",)
-
-    def __init__(self) -> None:
-        self.answered = False
-        """Whether all of the value has arrived."""
-
-
 def features_of(declared: Union[DeclareKey, DeclaredKey], consistency: Consistency) -> Set[Feature]:
     """A key's features that may not go together with others; `consistency` is its rule."""
     codecs, dtype = declared.codecs, np.dtype(declared.dtype)
@@ -51,10 +41,10 @@ def features_of(declared: Union[DeclareKey, DeclaredKey], consistency: Consisten
 
 
 class WorkerKey:
-    """A declared key: its runs on the servers, its round, and the pulls that are not answered.
+    """A declared key: its runs on the servers, its codecs, and what the script has called.
 
-    `round`, `exact_round`, `is_exact`, `is_next_exchanged`, `value_is_due`, `ask` and `asks` belong
-    to the thread that pushes and pulls.
+    `round`, `exact_round`, `is_exact`, `is_next_exchanged`, `value_is_due`, `pulls` and `next_pull`
+    belong to the thread that pushes and pulls.
     """
 
     def __init__(
@@ -125,8 +115,9 @@ class WorkerKey:
         """Whether this worker trains by itself, and goes on after a push until the value is due."""
         self.due: Tuple[int, float] = (INITIAL_ROUND, 0.0)
         """The last round whose value is due then, and since when, on the monotonic clock."""
+        self.pulls = 0
+        """How many pulls the script has called."""
         self._pushes = 0
-        self._asks: List[Ask] = []
         self._slices: Dict[int, Tuple[Slice, ...]] = {}
         self.generation = -1
         self.pieces: Tuple[Slice, ...] = ()
@@ -181,19 +172,10 @@ class WorkerKey:
         """Whether the value that a push or a pull for a round asks for now travels as it is."""
         return round == self.exact_round > INITIAL_ROUND
 
-    def ask(self) -> Ask:
-        """Takes note of a pull that is called."""
-        ask = Ask()
-        self._asks.append(ask)
-        return ask
-
-    def asks(self) -> Sequence[Ask]:
-        """The pulls that were called and are not answered: a push that is called now waits for
-        them, or their value could be that of its round."""
-        if not self._asks:  # nearly always
-            return ()
-        self._asks = [ask for ask in self._asks if not ask.answered]
-        return tuple(self._asks)
+    def next_pull(self) -> int:
+        """Counts a pull that is called, and returns its number."""
+        self.pulls += 1
+        return self.pulls
 
     def slices(self, slice_size: int) -> Tuple[Slice, ...]:
         """The key's slices of this size, by index. Belongs to the worker's thread."""
@@ -215,11 +197,11 @@ class Route(ABC):
     """
 
     @abstractmethod
-    def push(self, transfer: Transfer) -> None:
+    def push(self, transfer: Push) -> None:
         """Sends a gradient, or says that this worker has none."""
 
     @abstractmethod
-    def request(self, transfer: Transfer) -> None:
+    def request(self, transfer: Pull) -> None:
         """Asks for a value."""
 
     @abstractmethod
@@ -231,7 +213,7 @@ class Route(ABC):
     ) -> None:
         """A server has sent a slice of the result of a push, with this header."""
 
-    def ended(self, transfer: Transfer) -> None:  # noqa: B027
+    def ended(self, transfer: Push) -> None:  # noqa: B027
         """A push's round has ended on all servers."""
 
 
@@ -244,17 +226,17 @@ class SummedRoute(Route):
         """What is summed by itself in a round, by index."""
 
     @abstractmethod
-    def gradient(self, transfer: Transfer, piece: Slice) -> Any:
+    def gradient(self, transfer: Push, piece: Slice) -> Any:
         """A push's elements of a piece, or its `Rows`."""
 
     @abstractmethod
-    def send_empty(self, transfer: Transfer, piece: Slice, flags: int, workers: int = 0) -> None:
+    def send_empty(self, transfer: Push, piece: Slice, flags: int, workers: int = 0) -> None:
         """Queues a frame that has no elements; `workers` as in `send_sum`."""
 
     @abstractmethod
     def send_sum(
         self,
-        transfer: Transfer,
+        transfer: Push,
         piece: Slice,
         parts: Sequence[Any],
         memory: Optional[np.ndarray],
@@ -268,127 +250,81 @@ class SummedRoute(Route):
 
 
 class Transfer:
-    """The slices of one key on their way, out of `source` or into `target` or both.
+    """Slices, or rows, of one key on their way.
 
-    Both are arrays of the key's dtype and size, given by address. They must stay where and as they
-    are until `done` is called.
+    `target`, where a value goes, is an array of the key's dtype and size, given by address. It must
+    stay where and as it is until `done` is called, and so must what a push sends.
     """
 
-    __slots__ = (
-        "_kept", "_landed", "_memory", "asks", "behind", "changes", "done", "ending", "exact",
-        "has_gradient", "has_value", "is_exchanged", "key", "lacking", "missing_elems", "norm",
-        "on_slice", "priority", "ready_s", "round", "route", "size_bytes", "source", "step",
-        "takes", "target",
-    )  # fmt: skip
+    priority = 0
+    urgent = 0
+    """Its urgency in queues, once it is under way."""
+    exact = False
+    """Whether the value travels as it is, whatever the codec."""
+    on_slice: Optional[OnSlice] = None
+    """Called for each slice of the value that is in the target."""
+    has_gradient = False
+    """Whether this worker sends a gradient, or the initial value, by it."""
+    norm = 0.0
+    """Norm of the gradient, where the key's codec needs it."""
+    pieces: Sequence[Slice] = ()
+    """What is sent, and comes back, by itself, once it is under way."""
+    route: Route
+    """What carries it, once it is under way."""
+    _arrived: Optional[Set[int]] = None
+    _target_bytes: memoryview
+    """The target, once something has landed."""
 
     def __init__(
-        self,
-        key: WorkerKey,
-        round: int,
-        step: int,
-        priority: int,
-        source: Optional[int],
-        target: Optional[int],
-        done: Done,
-        asks: Sequence[Ask] = (),
-        changes: Optional[Future[bool]] = None,
-        takes: Optional[int] = None,
-        is_exchanged: bool = True,
-        exact: bool = False,
-        on_slice: Optional[OnSlice] = None,
-        has_value: bool = False,
+        self, key: WorkerKey, round: int, step: int, target: Optional[int], done: Done
     ) -> None:
-        """`step` counts the steps of all stores; a key's round is never larger than it. `asks`: of
-        a pull, what it answers; of a push, the pulls of the key that were called before.
-
-        `changes`: of a push without a gradient, whose source is never read. It is told whether
-        another worker had one when the round has ended, or the job's failure.
-
-        `takes`: of a push by a rule that lets workers go ahead, the round whose value goes to the
-        target. If not `is_exchanged`, the source is added on this worker to
-        what a later push brings along. `exact`: its value travels as it is, whatever the codec.
-
-        `on_slice` is called for each slice of the value that is in the target. `has_value`: of a
-        push without a gradient, whether the target has the value that the servers sent last; of
-        others, that nobody writes to the target between two values."""
+        """`step` counts the steps of all stores; a key's round is never larger than it."""
         self.key = key
         self.round = round
-        self.priority = priority
-        self.source = source
+        self.step = step
         self.target = target
         self.done = done
-        self.step = step
-        self.asks = asks
-        self.changes = changes
-        self.has_gradient = source is not None and changes is None
-        self.takes = takes
-        self.is_exchanged = is_exchanged
-        self.exact = exact
-        self.on_slice = on_slice
-        self.has_value = has_value
-        self.lacking = 0
-        """Of a bucket: the tensors of which the source has no gradient, but zeros; a bit for
-        each."""
         self.size_bytes = key.size_bytes
         self.ready_s = time.monotonic()
         """When the arrays were ready: a transfer is made when they are."""
         self.missing_elems = key.size_elems
-        """Elements that have not arrived; without a target, elements of which this worker does not
-        know that they have arrived there."""
-        self.behind = 0
-        """Where rounds are each worker's own: the most rounds that a slice of its value lacks of
-        another worker."""
-        self.ending: Set[int] = set()
-        """Of a push without a target: the servers that have not said that its round has ended."""
-        self.norm = 0.0
-        """Norm of the gradient, where the key's codec needs it."""
-        self.route: Route
-        """What carries it, once it is under way."""
-        self._kept: Optional[np.ndarray] = None
-        self._landed: Optional[Set[int]] = None
-        self._memory: Dict[int, memoryview] = {}
-        """By address, all of an array."""
+        """Elements that have not arrived; of a push without a target, elements of which this worker
+        does not know that they have arrived on the servers."""
 
     def land(self, piece: Slice, server: Optional[int]) -> memoryview:
         """Where a slice that a server sends goes, in the target.
 
         Raises ProtocolError for a slice that comes twice, or from a server that does not keep it.
         """
-        if self._landed is None:
-            self._landed = set()
-        if piece.server != server or piece.offset in self._landed:
+        arrived, key = self._arrived, self.key
+        if arrived is None:
+            arrived = self._arrived = set()
+            assert self.target is not None
+            self._target_bytes = memory_at(self.target, key.size_bytes)
+        if piece.server != server or piece.offset in arrived:
             raise ProtocolError(
-                f"it sent slice {piece.index} of {self.key.called} twice in round {self.round}, or "
+                f"it sent slice {piece.index} of {key.called} twice in round {self.round}, or "
                 f"in place of server {piece.server}"
             )
-        self._landed.add(piece.offset)
-        assert self.target is not None
-        return self.memory(self.target, piece)
+        arrived.add(piece.offset)
+        start = piece.offset * key.item_bytes
+        return self._target_bytes[start : start + piece.length * key.item_bytes]
 
-    def replace_source(self, gradient: np.ndarray) -> None:
-        """Pushes another gradient, which stays until this is done, in place of the source."""
-        self._kept = gradient
-        self.source = gradient.ctypes.data
-        self.has_gradient = True
+    def misses(self, piece: Slice) -> bool:
+        """Whether a slice has not begun to arrive in the target."""
+        return self._arrived is None or piece.offset not in self._arrived
 
-    def fail(self, error: BaseException) -> None:
-        """Ends the transfer with an error."""
-        self.done(error)
-        self.round_failed(error)
-
-    def round_failed(self, error: BaseException) -> None:
-        """Its round will not end."""
-        if self.changes is not None and not self.changes.done():
-            self.changes.set_exception(error)
+    def in_target(self, piece: Slice) -> memoryview:
+        """The bytes of a slice that has landed."""
+        item_bytes = self.key.item_bytes
+        start = piece.offset * item_bytes
+        return self._target_bytes[start : start + piece.length * item_bytes]
 
     @property
     def awaited_since_s(self) -> Optional[float]:
         """Since when this worker's script waits for the value, or may do, on the monotonic clock;
         None while it goes on without it."""
-        if not self.key.goes_on or self.source is None:
-            return self.ready_s
-        due, since_s = self.key.due
-        return max(since_s, self.ready_s) if self.round <= due else None
+        return self.ready_s
 
     def check_lacking(self, header: RoundHeader) -> None:
         """Raises ProtocolError for a round that ends without a gradient, though this worker had
@@ -399,20 +335,6 @@ class Transfer:
                 "worker has sent one"
             )
 
-    @property
-    def gate_step(self) -> int:
-        """The step for which gates hold a push back."""
-        return self.step if self.key.is_gated else 0
-
-    def misses(self, piece: Slice) -> bool:
-        """Whether a slice has not begun to arrive in the target."""
-        return self._landed is None or piece.offset not in self._landed
-
-    def gradient(self) -> np.ndarray:
-        """All elements of the source."""
-        assert self.source is not None
-        return np.frombuffer(memory_at(self.source, self.size_bytes), self.key.numpy_dtype)
-
     def span(self, kind: str) -> Span:
         """What a trace has of the transfer now."""
         at_ns = now_ns()
@@ -421,13 +343,105 @@ class Transfer:
             self.priority, self.size_bytes,
         )  # fmt: skip
 
-    def memory(self, array: int, piece: Slice) -> memoryview:
-        """The bytes of one slice of the array at an address, `source` or `target`."""
-        whole = self._memory.get(array)
-        if whole is None:
-            whole = self._memory[array] = _memoryview(array, self.key.size_bytes, _WRITABLE)
-        item_bytes = self.key.item_bytes
-        return whole[piece.offset * item_bytes : (piece.offset + piece.length) * item_bytes]
+    def fail(self, error: BaseException) -> None:
+        """Ends the transfer with an error."""
+        self.done(error)
+
+
+class Pull(Transfer):
+    """Brings the value of a round that this worker has pushed, or of a later one."""
+
+    def __init__(
+        self, key: WorkerKey, round: int, step: int, number: int, target: Optional[int], done: Done
+    ) -> None:
+        """`number`: the key's when the script called it (`next_pull`); 0 for one that it has not
+        called."""
+        super().__init__(key, round, step, target, done)
+        self.number = number
+
+
+class Push(Transfer):
+    """Takes part in a round, and brings its value where there is a target.
+
+    A push of a worker that has no gradient has no source.
+    """
+
+    after_pulls = 0
+    """How many pulls of the key were called before it."""
+    changes: Optional[Future[bool]] = None
+    """Of one without a gradient: told whether another worker had one when the round has ended, or
+    the job's failure."""
+    takes: Optional[int] = None
+    """The earlier round whose value goes to the target, by a rule that lets workers go on."""
+    has_value = False
+    """Without a gradient: whether the target has the value that the servers sent last. With one:
+    that nobody writes to the target between two values."""
+    lacking = 0
+    """Of a bucket: the tensors of which the source has no gradient, but zeros; a bit for each."""
+    behind = 0
+    """Where rounds are each worker's own: the most rounds that a slice of its value lacks of
+    another worker."""
+    ending: Collection[int] = ()
+    """Without a target: the servers that have not said that its round has ended."""
+    _kept: Optional[np.ndarray] = None
+
+    def __init__(
+        self,
+        key: WorkerKey,
+        round: int,
+        step: int,
+        source: Optional[int],
+        target: Optional[int],
+        done: Done,
+    ) -> None:
+        """`source`: the address of an array of the key's dtype and size."""
+        super().__init__(key, round, step, target, done)
+        self.source = source
+        self.has_gradient = source is not None
+
+    def gradient(self) -> np.ndarray:
+        """All elements of the source."""
+        assert self.source is not None
+        return _elements_at(self.source, self.key)
+
+    def replace_source(self, gradient: np.ndarray) -> None:
+        """Pushes another gradient, which stays until this is done, in place of the source."""
+        self._kept = gradient
+        self.source = gradient.ctypes.data
+        self.has_gradient = True
+
+    @property
+    def awaited_since_s(self) -> Optional[float]:
+        if not self.key.goes_on:
+            return self.ready_s
+        due, since_s = self.key.due
+        return max(since_s, self.ready_s) if self.round <= due else None
+
+    @property
+    def gate_step(self) -> int:
+        """The step for which gates hold it back."""
+        return self.step if self.key.is_gated else 0
+
+    def fail(self, error: BaseException) -> None:
+        self.done(error)
+        self.round_failed(error)
+
+    def round_failed(self, error: BaseException) -> None:
+        """Its round will not end."""
+        if self.changes is not None and not self.changes.done():
+            self.changes.set_exception(error)
+
+
+class DeferredPush(Transfer):
+    """A gradient that is not exchanged: it is added on this worker to what the next push brings."""
+
+    def __init__(self, key: WorkerKey, source: int, done: Done) -> None:
+        super().__init__(key, key.round, 0, None, done)
+        self.source = source
+
+    def gradient(self) -> np.ndarray:
+        """All elements of the gradient."""
+        return _elements_at(self.source, self.key)
 
 
 class Channel:
@@ -446,11 +460,6 @@ class Channel:
     the sum of the push's round in place of an initial value.
     """
 
-    __slots__ = (
-        "_deferred", "_window", "admitted", "begun", "early", "ended", "in_flight", "key",
-        "relayed", "sent", "snapshots", "waiting",
-    )  # fmt: skip
-
     def __init__(self, key: WorkerKey, window: int) -> None:
         """`window`: how many rounds of a key may be open by the job's rule."""
         self.key = key
@@ -463,27 +472,31 @@ class Channel:
         self._window = key.consistency.window
         self.admitted = INITIAL_ROUND + min(window, self._window)
         """The last round that the window admits."""
-        self.early: Dict[int, Transfer] = {}
+        self.answered = 0
+        """All pulls that the script has called up to this number are answered."""
+        self._late_pulls: Set[int] = set()
+        """Numbers of pulls that are answered, of which an earlier one is not."""
+        self.early: Dict[int, Push] = {}
         """Pushes by round, of which an earlier one has not begun."""
-        self.waiting: List[Transfer] = []
+        self.waiting: List[Union[Push, Pull]] = []
         """What has begun and may not be sent yet."""
-        self.in_flight: Dict[int, Transfer] = {}
+        self.in_flight: Dict[int, Push] = {}
         """Pushes that were sent, by round, until the round has ended on all servers."""
-        self.relayed: Dict[int, Transfer] = {}
+        self.relayed: Dict[int, Pull] = {}
         """By round, values that come for neighbours alone."""
-        self._deferred: Optional[np.ndarray] = None
+        self.deferred: Optional[np.ndarray] = None
         """The sum of gradients that were not exchanged, which the next push brings along."""
         self.snapshots: Optional[Snapshots] = None
         """Values beside the weight, by a rule that lets workers go on with one of an earlier
         round."""
 
-    def admits(self, transfer: Transfer) -> bool:
+    def admits(self, transfer: Union[Push, Pull]) -> bool:
         """Whether a transfer may be sent now."""
         if transfer.round > self.admitted:
             return False
-        return transfer.source is None or all(ask.answered for ask in transfer.asks)
+        return not isinstance(transfer, Push) or transfer.after_pulls <= self.answered
 
-    def take_admitted(self) -> List[Transfer]:
+    def take_admitted(self) -> List[Union[Push, Pull]]:
         """What has waited and may be sent now, by round."""
         free = [one for one in self.waiting if self.admits(one)]
         if free:
@@ -491,42 +504,37 @@ class Channel:
             free.sort(key=lambda one: one.round)
         return free
 
+    def answer(self, pull: Pull) -> None:
+        """Takes note that a pull is answered."""
+        if pull.number:
+            self._late_pulls.add(pull.number)
+            while self.answered + 1 in self._late_pulls:
+                self.answered += 1
+                self._late_pulls.remove(self.answered)
+
     def end(self, round: int) -> None:
         """A round has ended on all servers."""
         self.in_flight.pop(round, None)
         self.ended = max(round, self.ended)
         self.admitted = self.ended + self._window
 
-    def defer(self, push: Transfer) -> None:
+    def defer(self, push: DeferredPush) -> None:
         """Adds up a gradient that is not exchanged, which is needed no more then."""
         if self.key.size_elems:
-            if self._deferred is None:
-                self._deferred = push.gradient().astype(self.key.sum_dtype)
+            if self.deferred is None:
+                self.deferred = push.gradient().astype(self.key.sum_dtype)
             else:
-                np.add(self._deferred, push.gradient(), out=self._deferred)
+                np.add(self.deferred, push.gradient(), out=self.deferred)
         push.done(None)
 
-    def join_deferred(self, push: Transfer) -> None:
+    def join_deferred(self, push: Push) -> None:
         """Has a push bring along what was added up, also where it has no gradient itself."""
-        total, self._deferred = self._deferred, None
-        if total is not None:
-            if push.has_gradient:
-                np.add(total, push.gradient(), out=total)
-            with np.errstate(over="ignore"):
-                push.replace_source(total.astype(self.key.numpy_dtype, copy=False))
-
-    @property
-    def expecting(self) -> List[Transfer]:
-        """Transfers that expect the results of a round."""
-        pushes = [one for one in self.in_flight.values() if one.target is not None]
-        return pushes + list(self.relayed.values())
-
-    def expects(self, round: int) -> Optional[Transfer]:
-        """The transfer that expects the results of a round."""
-        push = self.in_flight.get(round)
-        if push is not None and push.target is not None:
-            return push
-        return self.relayed.get(round)
+        total, self.deferred = self.deferred, None
+        assert total is not None
+        if push.has_gradient:
+            np.add(total, push.gradient(), out=total)
+        with np.errstate(over="ignore"):
+            push.replace_source(total.astype(self.key.numpy_dtype, copy=False))
 
     @property
     def is_idle(self) -> bool:
@@ -539,7 +547,8 @@ class Channel:
         """Ends all of its transfers with an error."""
         in_flight = list(self.in_flight.values())
         ending = [*self.relayed.values(), *self.waiting, *self.early.values()]
-        for kept in (self.in_flight, self.relayed, self.waiting, self.early):
+        self.waiting.clear()
+        for kept in (self.in_flight, self.relayed, self.early):
             kept.clear()
         for push in in_flight:
             if push.target is None and not push.missing_elems:
@@ -565,12 +574,12 @@ class Snapshots:
         self._counts = counts
         self._values: Dict[int, Optional[np.ndarray]] = {}
         """By round; None where the value is still to come."""
-        self._waiting: List[Transfer] = []
+        self._waiting: List[Push] = []
         """The script's pushes whose value is not there yet."""
         self.in_flight = 0
         """How many pushes travel in the place of others."""
 
-    def split(self, push: Transfer) -> Transfer:
+    def split(self, push: Push) -> Push:
         """Returns the push that is to travel in the place of another, which may be done at once."""
         assert push.takes is not None
         push.takes = max(push.takes, INITIAL_ROUND)
@@ -582,9 +591,9 @@ class Snapshots:
         self._go_on()
         return travels
 
-    def _copy(self, push: Transfer) -> Transfer:
+    def _copy(self, push: Push) -> Push:
         value = np.empty(self._key.size_bytes, np.uint8)
-        gradient, source = None, 0
+        gradient = source = None
         if push.has_gradient:
             gradient = push.gradient().copy()
             source = gradient.ctypes.data
@@ -593,11 +602,10 @@ class Snapshots:
             self._done(push.round, value, error)
             assert gradient is None or len(gradient)  # which is kept until now
 
-        travels = Transfer(
-            self._key, push.round, push.step, push.priority, source, value.ctypes.data, done,
-            push.asks, push.changes, exact=push.exact,
-        )  # fmt: skip
-        travels.ready_s = push.ready_s
+        travels = Push(self._key, push.round, push.step, source, value.ctypes.data, done)
+        travels.priority, travels.exact, travels.ready_s = push.priority, push.exact, push.ready_s
+        travels.after_pulls, travels.changes = push.after_pulls, push.changes
+        travels.lacking = push.lacking
         self.in_flight += 1
         return travels
 
@@ -631,7 +639,7 @@ class Snapshots:
         return round == INITIAL_ROUND or self._values[round] is not None
 
 
-def _taken(push: Transfer) -> int:
+def _taken(push: Push) -> int:
     assert push.takes is not None
     return push.takes
 
@@ -657,6 +665,10 @@ def memory_at(address: int, size_bytes: int) -> memoryview:
     """The memory at an address; it must stay there while the view is used."""
     view: memoryview = _memoryview(address, size_bytes, _WRITABLE)
     return view
+
+
+def _elements_at(address: int, key: WorkerKey) -> np.ndarray:
+    return np.frombuffer(memory_at(address, key.size_bytes), key.numpy_dtype)
 
 
 _memoryview = ctypes.pythonapi.PyMemoryView_FromMemory

@@ -48,9 +48,9 @@ class Tuning:
     do: worker rank 0 announces the size before its first slice of a step s, for rounds from s +
     `window` on. `window` is the widest of the rules that the job and its stores have. A worker that
     pushes or pulls a key for such a round knows that the round `window` before it, or a later one,
-    has ended on all servers of the key (`worker/exchange.py`). That round is s or later. Rank 0 has
-    pushed for that round in step s or later, because no key has had more rounds than there were
-    steps. So each of these servers had received the announcement before that push, and had passed
+    has ended on all servers of the key (`worker/transfers.py`). That round is s or later. Rank 0
+    has pushed for it in step s or later, because no key has had more rounds than there were steps.
+    So each of these servers had received the announcement before that push, and had passed
     it on before it said that the round has ended; to a worker that it welcomed later, at once. If
     rank 0 has left, its goodbye, which came after the announcement, is in the place of that push. A
     worker that has the values of that round from a neighbour has the announcement from it, too

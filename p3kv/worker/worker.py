@@ -62,7 +62,7 @@ from p3kv.worker.neighbours import Neighbours, neighbourhood
 from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.script import Script, SwitchInterval
 from p3kv.worker.stores import WorkerStore
-from p3kv.worker.transfers import Transfer
+from p3kv.worker.transfers import Push, Transfer
 
 _log = logging.getLogger(__name__)
 
@@ -360,10 +360,8 @@ class Worker:
         """
         call = self._loop.call_soon_batched if self.script.is_current else self._loop.call_soon
         call(self._begin, transfer)
-        if self.tracer.enabled:
-            pushes = transfer.source is not None and transfer.is_exchanged
-            if pushes and transfer.round > INITIAL_ROUND:
-                self.tracer.span(transfer.span(READY))
+        if self.tracer.enabled and isinstance(transfer, Push) and transfer.round > INITIAL_ROUND:
+            self.tracer.span(transfer.span(READY))
 
     def forward_begins(self) -> None:
         """Says that the script begins a forward pass of training; from its thread."""

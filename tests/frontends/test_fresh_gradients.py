@@ -19,7 +19,7 @@ from p3kv.wire.fields import PushHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT, Kind
 from p3kv.wire.messages import SliceSizes
-from p3kv.worker.transfers import Transfer
+from p3kv.worker.transfers import Push
 from tests.adding import Adding, AddingWhole
 from tests.consistency.test_schedules import SIZE, STEPS, Moods, Training, gradient
 from tests.jobs import SCRIPTS, JobResult, environment, launch_command, run, run_job
@@ -111,9 +111,10 @@ def test_results_are_right_whatever_the_order_of_events(
                 if target is not None:
                     targets.append((round_, target))
                 if not fresh[round_][rank]:
-                    transfer: Transfer = worker.calls[-1]
-                    transfer.changes = told[rank, round_] = Future()
-                    transfer.has_gradient = False
+                    push = worker.calls[-1]
+                    assert isinstance(push, Push)
+                    push.changes = told[rank, round_] = Future()
+                    push.has_gradient = False
         sizes, moods = [SIZE // 5, SIZE, SIZE // 3], Moods(random)
         while events := list(job.events(3)):
             if sizes and random.random() < 0.02:

@@ -198,16 +198,19 @@ class RowsJob(in_memory.MemoryJob):
         elif round_ > INITIAL_ROUND:
             self.workers[rank].steps.of_store(0).count_push(step)
         # Frames of the first key are large, and others as small as slices.
-        self.workers[rank].calls.append(RowsPush(key, round_, step, -(round_ % 2), arrays, done))
+        push = RowsPush(key, round_, step, arrays, done)
+        push.priority = -(round_ % 2)
+        self.workers[rank].calls.append(push)
 
     def pull(self, rank: int, key: in_memory.WorkerKey, round_: int, value: np.ndarray,
              since: Dict[int, int]) -> None:  # fmt: skip
         def pulled(error: object) -> None:
             assert error is None
-            since.update(transfer.rounds)
+            since.update(pull.rounds)
 
-        transfer = RowsPull(key, round_, round_, -(round_ % 2), value, pulled, since=since)
-        self.workers[rank].calls.append(transfer)
+        pull = RowsPull(key, round_, round_, 0, value, pulled)
+        pull.priority, pull.rounds = -(round_ % 2), dict(since)
+        self.workers[rank].calls.append(pull)
 
 
 def done(error: object) -> None:
@@ -435,7 +438,8 @@ def test_a_worker_refuses_rows_that_are_not_those_that_it_names(
         job.push(0, keys[0], 1, rows([2], 0))
         named = np.array([2, 5])
         elements = np.zeros((2, COLUMNS), np.float32)
-        pull = RowsPull(keys[0], 1, 1, 0, elements, done, named=named)
+        pull = RowsPull(keys[0], 1, 1, 0, elements, done)
+        pull.named = named
         job.workers[0].calls.append(pull)
         job.finish()
         for one in frames:

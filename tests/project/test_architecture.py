@@ -151,7 +151,7 @@ BUDGETS = {
     "codecs": (1165, 6),
     "common": (1375, 13),
     "config": (1225, 7),
-    "consistency": (500, 4),
+    "consistency": (515, 4),
     "processes": (2400, 12),
     "report": (1350, 9),
     "scheduler": (2275, 9),
@@ -160,7 +160,7 @@ BUDGETS = {
     "tools": (4075, 22),
     "transport": (625, 4),
     "wire": (5475, 36),
-    "worker": (8550, 49),
+    "worker": (8370, 37),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
 beside it: raise a number only together with a reason."""

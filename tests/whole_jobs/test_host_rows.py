@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from random import Random
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Union
 
 import numpy as np
 import pytest
@@ -51,15 +51,12 @@ class Script:
 
     def push(self, round_: int, some: Optional[Rows]) -> None:
         """None: without a gradient."""
-        changes: Optional[Future] = None
-        if some is None:
-            changes, some = Future(), Rows(np.empty(0, NUMBER), np.empty((0, COLUMNS), np.float32))
-        arrays = some.numbers.astype(np.int64), some.elements
+        arrays = None if some is None else (some.numbers.astype(np.int64), some.elements)
         if round_ > INITIAL_ROUND:
             self._worker.steps.of_store(0).count_push(round_)
-        self._call(
-            RowsPush(self._key, round_, round_, 0, arrays, self._done, self._key.asks(), changes)
-        )
+        push = RowsPush(self._key, round_, round_, arrays, self._done)
+        push.after_pulls, push.changes = self._key.pulls, Future() if some is None else None
+        self._call(push)
 
     def pull(self, round_: int, named: Optional[List[int]]) -> None:
         """None: all rows that have changed since the last time."""
@@ -86,11 +83,11 @@ class Script:
 
         since = None if named is not None else self._since
         array = None if named is None else np.array(named, np.int64)
-        asks = (self._key.ask(),)
-        pull = RowsPull(self._key, round_, round_, 0, value, pulled, asks, array, since)
+        pull = RowsPull(self._key, round_, round_, self._key.next_pull(), value, pulled)
+        pull.named, pull.rounds = array, dict(since or {})
         self._call(pull)
 
-    def _call(self, transfer: RowsPush) -> None:
+    def _call(self, transfer: Union[RowsPush, RowsPull]) -> None:
         self._worker.under_way += 1
         self._worker.calls.append(transfer)
 

@@ -37,7 +37,7 @@ from p3kv.wire.loop import Loop
 from p3kv.wire.messages import CodecChoices, SharedMemory, SliceSizes
 from p3kv.worker import neighbours
 from p3kv.worker.neighbours import Neighbours
-from p3kv.worker.routes.shared_memory import OwnMemory, TheirMemory
+from p3kv.worker.routes.host_memory import OwnMemory, TheirMemory
 from tests.adding import Adding, AddingWhole
 from tests.consistency.test_schedules import (
     SELDOM,

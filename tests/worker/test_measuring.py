@@ -15,7 +15,7 @@ from p3kv.wire.messages import DeclaredKey, ServerNumbers, slowest
 from p3kv.worker.measuring import step_times
 from p3kv.worker.measuring.step_parts import Parts
 from p3kv.worker.measuring.step_times import StepTimes
-from p3kv.worker.transfers import Transfer, WorkerKey
+from p3kv.worker.transfers import Push, WorkerKey
 from tests.jobs import DEADLINE_S, output_of, run_job, start_on
 
 FORWARD_S, BACKWARD_S = (0.01, 0.02, 0.03, 0.02), (0.02, 0.04, 0.06, 0.04)
@@ -26,8 +26,8 @@ def _key(number: int, rule: Consistency = BulkSynchronous(2)) -> WorkerKey:  # n
     return WorkerKey(declared, rule)
 
 
-def _transfer(key: WorkerKey, step: int, ready_s: float) -> Transfer:
-    transfer = Transfer(key, step, step, 0, 1, 1, lambda error: None)
+def _transfer(key: WorkerKey, step: int, ready_s: float) -> Push:
+    transfer = Push(key, step, step, 1, 1, lambda error: None)
     transfer.ready_s = ready_s
     return transfer
 

@@ -11,7 +11,7 @@ import pytest
 from p3kv.config import Settings
 from p3kv.wire.fields import UpdatedHeader
 from p3kv.wire.header import INITIAL_ROUND, Kind
-from p3kv.worker.silences import Silences
+from p3kv.worker.stalls import Silences
 from tests.in_memory import MemoryJob
 
 SIZE, SLICE_SIZE = 250, 100
@@ -33,7 +33,7 @@ class Waiting:
         self.silences = Silences(
             Settings(stall_timeout_s=100.0),
             self.data_plane.servers,
-            self.data_plane.exchange.oldest,
+            self.data_plane.exchange,
         )
 
     def look(self, begin_s: int, end_s: int) -> None:

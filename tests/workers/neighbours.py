@@ -16,7 +16,7 @@ import tempfile
 import mxnet as mx
 import numpy as np
 
-from p3kv.worker.routes.shared_memory import OwnMemory
+from p3kv.worker.routes.host_memory import OwnMemory
 
 PR_SET_DUMPABLE = 4
 STEPS = 5

@@ -14,7 +14,7 @@ from p3kv.errors import ConfigError
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import SliceSizes
 from p3kv.worker import this_process
-from p3kv.worker.transfers import Transfer, WorkerKey
+from p3kv.worker.transfers import Push, WorkerKey
 
 _ROW = 750
 _SIZE = 600 * _ROW
@@ -39,7 +39,7 @@ def exchange(key: WorkerKey, round_: int, source: np.ndarray, target: np.ndarray
     done = threading.Event()
     addresses = [array.ctypes.data if array.size else None for array in (source, target)]
     store.count_push(round_)
-    worker.begin(Transfer(key, round_, round_, 0, *addresses, lambda _: done.set()))
+    worker.begin(Push(key, round_, round_, *addresses, lambda _: done.set()))
     assert done.wait(20)
     worker.check()
 

@@ -15,7 +15,7 @@ from p3kv.frontends.mxnet.rows import RowOperations
 from p3kv.store.client import Client, Request
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key
-from p3kv.worker.transfers import Transfer, WorkerKey
+from p3kv.worker.transfers import DeferredPush, WorkerKey
 
 _PUSHPULL, _PUSH, _PULL = b"p3kv_pushpull", b"p3kv_push", b"p3kv_pull"
 """Names of operations in MXNet's profiler."""
@@ -176,14 +176,9 @@ class Operations:
     def _add_when_ready(self, key: WorkerKey, source: NDArray) -> None:
         """Adds a gradient that is not exchanged to what the next one brings along."""
         self._pushes.check(key)
-        round_, step = key.round, self._pushes.step
 
         def start(operation: engine.Operation) -> None:
             address = engine.address(source)
-            self._client.worker.begin(
-                Transfer(
-                    key, round_, step, 0, address, None, operation.complete, is_exchanged=False
-                )
-            )
+            self._client.worker.begin(DeferredPush(key, address, operation.complete))
 
         engine.push(start, [source], [], _PUSH)

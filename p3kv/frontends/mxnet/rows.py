@@ -170,7 +170,7 @@ class RowOperations:
 
         `keeps_value`: the array has the key's value from now on, as if it had been pulled.
         """
-        asks = key.asks()
+        pulls = key.pulls
 
         def start(operation: engine.Operation) -> None:
             if round_ != INITIAL_ROUND:
@@ -185,9 +185,9 @@ class RowOperations:
             if keeps_value:
                 rounds = dict.fromkeys(dict(key.runs), round_)
                 self._held[key.key] = _Held(source, rounds, engine.writes(source))
-            self._begin_transfer(
-                RowsPush(key, round_, step, priority, rows, operation.complete, asks)
-            )
+            push = RowsPush(key, round_, step, rows, operation.complete)
+            push.priority, push.after_pulls = priority, pulls
+            self._begin_transfer(push)
 
         engine.push(start, [source], [], _PUSH)
 
@@ -196,18 +196,18 @@ class RowOperations:
     ) -> None:
         """Has a round go on without a gradient of this worker; `changes` is told whether another
         had one."""
-        none = np.empty(0, np.int64), np.empty((0, key.row_elems), key.numpy_dtype)
-        asks = key.asks()
+        pulls = key.pulls
 
         def start(operation: engine.Operation) -> None:
-            done = operation.complete
-            self._begin_transfer(RowsPush(key, round_, step, priority, none, done, asks, changes))
+            push = RowsPush(key, round_, step, None, operation.complete)
+            push.priority, push.after_pulls, push.changes = priority, pulls, changes
+            self._begin_transfer(push)
 
         engine.push(start, [], [], _PUSH)
 
     def pull(self, key: WorkerKey, step: int, priority: int, target: NDArray) -> None:
         """Pulls the whole value into a dense array: all rows, or those that have changed."""
-        key_round, asks = key.round, (key.ask(),)
+        key_round, number = key.round, key.next_pull()
 
         def start(operation: engine.Operation) -> None:
             elements, writes = _all_rows(key, target), engine.writes(target)
@@ -219,12 +219,12 @@ class RowOperations:
 
             def done(error: Optional[BaseException]) -> None:
                 if error is None and writes is not None:
-                    self._held[key.key] = _Held(target, transfer.rounds, writes + 1)  # with ours
+                    self._held[key.key] = _Held(target, pull.rounds, writes + 1)  # with ours
                 operation.complete(error)
 
-            since = None if held is None else held.rounds
-            transfer = RowsPull(key, key_round, step, priority, elements, done, asks, since=since)
-            self._begin_transfer(transfer)
+            pull = RowsPull(key, key_round, step, number, elements, done)
+            pull.priority, pull.rounds = priority, {} if held is None else dict(held.rounds)
+            self._begin_transfer(pull)
 
         engine.push(start, [], [target], _PULL)
 
@@ -248,14 +248,14 @@ class RowOperations:
         arrived = next(fit, None)
         if arrived is None:
             arrived = without_memory(key.shape, key.dtype)
-        key_round, asks = key.round, (key.ask(),)
+        key_round, number = key.round, key.next_pull()
 
         def start(operation: engine.Operation) -> None:
             numbers, elements = give_rows(arrived, len(named))
             numbers[:] = named
-            self._begin_transfer(
-                RowsPull(key, key_round, step, priority, elements, operation.complete, asks, named)
-            )
+            pull = RowsPull(key, key_round, step, number, elements, operation.complete)
+            pull.priority, pull.named = priority, named
+            self._begin_transfer(pull)
 
         engine.push(start, [], [arrived], _ROW_PULL)
         spread(arrived, outs)

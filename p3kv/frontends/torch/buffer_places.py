@@ -163,7 +163,7 @@ def own_or_shared(chosen: Optional[str], rule: Consistency) -> str:
     Raises NotSupportedError for buffers of all where workers go on without each other: the next
     forward pass would wait for them.
     """
-    waits = not (rule.own_rounds or rule.lets_go_ahead or rule.local)
+    waits = rule.waits_for_each_round
     if chosen is None:
         return BROADCAST if waits else OWN
     if chosen != OWN and not waits:

@@ -15,9 +15,9 @@ from typing import (
     List,
     Optional,
     Protocol,
-    Sequence,
     Set,
     Tuple,
+    Union,
 )
 from weakref import WeakSet
 
@@ -53,7 +53,7 @@ from p3kv.store.resuming import Resuming
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.saving.cuts import Unpushed
 from p3kv.worker.stores import WorkerStore
-from p3kv.worker.transfers import Ask, Transfer, WorkerKey
+from p3kv.worker.transfers import Pull, Push, WorkerKey
 from p3kv.worker.worker import Worker
 
 _log = logging.getLogger("p3kv")
@@ -336,8 +336,8 @@ class Pack(Arriving):
     def give_initial(self, worker: Worker) -> None:
         """Worker rank 0 sends the values with which all begin."""
         gives = worker.rank == 0
-        asks = self.key.asks() if gives else (self.key.ask(),)
-        self._begin(worker, INITIAL_ROUND, 0, gives, not gives, asks, 1)
+        pulls = self.key.pulls if gives else self.key.next_pull()
+        self._begin(worker, INITIAL_ROUND, 0, gives, not gives, pulls, 1)
 
     def push(
         self, worker: Worker, step: int, averages: bool, weights: Callable[[], Memory]
@@ -348,7 +348,7 @@ class Pack(Arriving):
         self._find_aliases(weights)
         gives, lands = averages or worker.rank == 0, averages or worker.rank != 0
         divisor = worker.num_workers if averages else 1
-        self._begin(worker, self.key.round, step, gives, lands, self.key.asks(), divisor)
+        self._begin(worker, self.key.round, step, gives, lands, self.key.pulls, divisor)
 
     def _begin(
         self,
@@ -357,10 +357,9 @@ class Pack(Arriving):
         step: int,
         gives: bool,
         lands: bool,
-        asks: Sequence[Ask],
+        pulls: int,
         divisor: int,
     ) -> None:
-        pulls = round_ == INITIAL_ROUND and not gives
         if divisor > 1:
             self._sent = None
         source = self.gathered() if gives else None
@@ -368,16 +367,18 @@ class Pack(Arriving):
         def begin(values: Optional[torch.Tensor]) -> None:
             if values is not None and divisor == 1 and round_ > INITIAL_ROUND:
                 values = self.unless_sent(values)
-            worker.begin(
-                Transfer(
-                    self.key, round_, step, 0,
-                    values.data_ptr() if values is not None else None if pulls else 0,
-                    self.staging.data_ptr() if lands else None,
-                    partial(_arrived if lands else _has_left, self, values), asks,
-                    Future() if values is None and not pulls else None,
-                    exact=True,
-                )
-            )  # fmt: skip
+            target_at = self.staging.data_ptr() if lands else None
+            done = partial(_arrived if lands else _has_left, self, values)
+            transfer: Union[Push, Pull]
+            if round_ == INITIAL_ROUND and not gives:
+                transfer = Pull(self.key, round_, step, pulls, target_at, done)
+            else:
+                source_at = None if values is None else values.data_ptr()
+                transfer = Push(self.key, round_, step, source_at, target_at, done)
+                transfer.after_pulls = pulls
+                transfer.changes = Future() if values is None else None
+            transfer.exact = True
+            worker.begin(transfer)
 
         if lands:
             self._await(divisor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from functools import partial
-from typing import Iterable, List, NoReturn, Optional, Sequence
+from typing import Iterable, List, NoReturn, Optional, Sequence, Union
 
 import torch
 
@@ -23,7 +23,7 @@ from p3kv.frontends.torch.values.written import Written
 from p3kv.store.pushes import Pushes
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.stores import WorkerStore
-from p3kv.worker.transfers import OnSlice, Transfer
+from p3kv.worker.transfers import OnSlice, Pull, Push
 from p3kv.worker.worker import Worker
 
 
@@ -264,29 +264,33 @@ class Exchange:
         key, step = bucket.key, self._pushes.step
         exact = exact or key.is_exact(round_)
         takes = None
-        if pushes and lands and key.consistency.lets_go_ahead and not key.touched_only:
-            takes = key.consistency.needs(round_)
+        if pushes and lands and not key.touched_only:
+            takes = key.consistency.goes_on_with(round_)
         bucket.note_changes(round_, takes, changes)
         bucket.begin()
         if isinstance(bucket, RowsBucket):
             return bucket.exchange(
                 self._worker.begin, round_, step, pushes, changes, exact, lands, gathered
             )
-        asks = key.asks() if pushes else (key.ask(),)
+        pulls = key.pulls if pushes else key.next_pull()
 
         def begin(source: Optional[torch.Tensor]) -> None:
             if gathered is not None and source is gathered.flat:
                 bucket.leaves_itself()
-            transfer = Transfer(
-                key, round_, step, 0,
-                source.data_ptr() if source is not None else 0 if pushes else None,
-                bucket.staging.data_ptr() if lands else None,
-                partial(_arrived, bucket, source, gathered), asks, changes, takes,
-                exact=exact, on_slice=on_slice if takes is None else None,
-                # Nobody else writes to the staging memory.
-                has_value=pushes and takes is None,
-            )  # fmt: skip
-            transfer.lacking = lacking
+            target_at = bucket.staging.data_ptr() if lands else None
+            done = partial(_arrived, bucket, source, gathered)
+            transfer: Union[Push, Pull]
+            if pushes:
+                source_at = None if source is None else source.data_ptr()
+                transfer = Push(key, round_, step, source_at, target_at, done)
+                transfer.after_pulls, transfer.changes, transfer.takes = pulls, changes, takes
+                transfer.has_value = takes is None  # nobody else writes to the staging memory
+                transfer.lacking = lacking
+            else:
+                transfer = Pull(key, round_, step, pulls, target_at, done)
+            transfer.exact = exact
+            if takes is None:
+                transfer.on_slice = on_slice
             self._worker.begin(transfer)
 
         return begin

@@ -122,33 +122,34 @@ class RowsBucket(Bucket):
         `pushes`, and a pull of the rows that have changed if the value `lands`. A gradient is
         coalesced; a dense source has all rows. `gathered`: the gradient as it is on its device."""
         key = self.key
-        asks = key.asks() if pushes else ()
-        ask = key.ask() if lands else None
+        pulls = key.pulls
+        number = key.next_pull() if lands else 0
 
         def done_pull(error: Optional[BaseException]) -> None:
             self._rounds = pull.rounds
             self.arrived(error)
 
-        if ask is None:
+        if not lands:
             self._rounds = dict.fromkeys(dict(key.runs), round_)
         else:
             # Rows that a codec has rounded before have not changed on the servers since.
             since = None if exact and not key.codecs.values.in_place else self._rounds
             self._arriving = []
             elements = array_of(self.staging).reshape(-1, key.row_elems)
-            pull = RowsPull(
-                key, round_, step, 0, elements, done_pull, (ask,), since=since, exact=exact,
-                on_rows=self._arriving.append,
-            )  # fmt: skip
+            pull = RowsPull(key, round_, step, number, elements, done_pull)
+            pull.exact, pull.on_rows = exact, self._arriving.append
+            pull.rounds = dict(since or {})
 
         def begin_with(source: Optional[torch.Tensor]) -> None:
             if gathered is not None and source is gathered.flat:
                 self.leaves_itself()
             if pushes:
-                done = self.arrived if ask is None else _has_left
-                rows = self._rows_of(source)
-                begin(RowsPush(key, round_, step, 0, rows, done, asks, changes))
-            if ask is not None:
+                done = _has_left if lands else self.arrived
+                rows = self._rows_of(source) if changes is None else None
+                push = RowsPush(key, round_, step, rows, done)
+                push.after_pulls, push.changes = pulls, changes
+                begin(push)
+            if lands:
                 begin(pull)
 
         return begin_with

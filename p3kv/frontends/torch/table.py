@@ -151,10 +151,10 @@ class Table(RowsBucket):
             known = np.zeros(len(numbers), np.int64)
             self._cache.copy(numbers, rows.array, known)
             rows.known = known
-        pull = RowsPull(
-            self.key, round_, self._step(), 0, rows.array, rows.done, (self.key.ask(),),
-            named=numbers, exact=self.key.is_exact(round_), known=known, on_rows=rows.note,
-        )  # fmt: skip
+        key, number = self.key, self.key.next_pull()
+        pull = RowsPull(key, round_, self._step(), number, rows.array, rows.done)
+        pull.named, pull.known = numbers, known
+        pull.exact, pull.on_rows = key.is_exact(round_), rows.note
         rows.rounds = pull.rounds
         return rows, pull
 
@@ -178,7 +178,9 @@ class Table(RowsBucket):
         """Worker rank 0 gives the initial value, `StoredRows` of a checkpoint."""
         self.begin()
         key, every = self.key, np.arange(rows.rows)
-        self._begin(RowsPush(key, INITIAL_ROUND, 0, 0, (every, rows), self.arrived, key.asks()))
+        push = RowsPush(key, INITIAL_ROUND, 0, (every, rows), self.arrived)
+        push.after_pulls = key.pulls
+        self._begin(push)
 
     def exchange(
         self,

@@ -1,10 +1,11 @@
-"""The sums of its host that a worker carries: it sends them, and receives their values for all."""
+"""Which worker of a host carries a sum, and what it does: it sends the sum, and receives its value
+for all."""
 
 from __future__ import annotations
 
 from functools import partial, reduce
 from operator import and_
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
@@ -12,18 +13,65 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.fields import SummandHeader
 from p3kv.wire.header import CARRIES, IN_HOST_SUM, INITIAL_ROUND, NO_GRADIENT, WANTS_RESULT
 from p3kv.worker.exchange import Exchange
-from p3kv.worker.routes.carriers import Carriers
 from p3kv.worker.routes.host_memory import HostMemory
-from p3kv.worker.transfers import Transfer
+from p3kv.worker.transfers import Pull, Push, Transfer, WorkerKey
 
-_Place = Tuple[int, int, int]
+_SumId = Tuple[int, int, int]
 """The id of a key, a round and a piece's number."""
 
 
-class _Part(NamedTuple):
-    """Part that this worker adds to a sum that it sends."""
+class Carriers:
+    """The workers of this host, some of which may have left. Belongs to the worker's thread."""
 
-    transfer: Transfer
+    def __init__(
+        self, rank: int, neighbours: Mapping[int, Connection], deterministic: bool
+    ) -> None:
+        """`rank` is this worker's; `neighbours` are there before the first key is declared."""
+        self._rank = rank
+        self._neighbours = neighbours
+        self._deterministic = deterministic
+        self._all: List[int] = []
+        self._left: Dict[int, Mapping[int, int]] = {}
+        """By neighbour that has left, and key, the last round for which it has pushed."""
+
+    def leave(self, rank: int, last_rounds: Mapping[int, int]) -> None:
+        """A neighbour has left. By key, the last round for which it has pushed, if there is any."""
+        self._left[rank] = last_rounds
+
+    def adding(self, key_id: int, round: int) -> Sequence[int]:
+        """The ranks of those that push for a round, as far as is known, in ascending order."""
+        if len(self._all) <= len(self._neighbours):
+            self._all = sorted([self._rank, *self._neighbours])
+        if not self._left:
+            return self._all
+        return [
+            rank
+            for rank in self._all
+            if rank not in self._left or round <= self._left[rank].get(key_id, INITIAL_ROUND)
+        ]
+
+    def carrier(self, key: WorkerKey, piece: Slice, round: int) -> int:
+        """The worker that sends and receives a slice for all.
+
+        All carry alike; in deterministic mode it is the first one, so that the sums of hosts are
+        added in the same order whatever the size of slices. What a codec keeps back of sums stays
+        with one worker, so there it is the same one for all that a server keeps. In place of one
+        that has left comes the next one in turn, so a worker that carries a slice of a round never
+        ceases to.
+        """
+        adding = self.adding(key.key_id, round)
+        ranks = self._all
+        part = piece.server if key.codecs.gradients.remembers else piece.index
+        turn = 0 if self._deterministic else (key.key_id + part) % len(ranks)
+        if len(adding) == len(ranks):
+            return ranks[turn]
+        return next(rank for rank in ranks[turn:] + ranks[:turn] if rank in adding)
+
+
+class _Summand(NamedTuple):
+    """What this worker adds to a sum that it sends."""
+
+    transfer: Push
     piece: Slice
     counted: bool
     """Whether the server has counted this worker already."""
@@ -40,7 +88,7 @@ class _Sum:
     __slots__ = ("came", "part", "wanting")
 
     def __init__(self) -> None:
-        self.part: Optional[_Part] = None
+        self.part: Optional[_Summand] = None
         """This worker's, until the sum is sent."""
         self.came: Dict[int, SummandHeader] = {}
         """By neighbour, the parts that are there."""
@@ -60,33 +108,28 @@ class Carried:
         carriers: Carriers,
         memory: HostMemory,
         exchange: Exchange,
-        on_passed: Callable[[], None],
     ) -> None:
-        """`on_passed` is called when all values of a round have come that only neighbours want."""
         self._rank = rank
         self._carriers = carriers
         self._memory = memory
         self._exchange = exchange
-        self._on_passed = on_passed
-        self._sums: Dict[_Place, _Sum] = {}
-        self._passing = 0
-        """How many rounds have values to come that only neighbours want."""
+        self._sums: Dict[_SumId, _Sum] = {}
 
-    def join(self, transfer: Transfer, piece: Slice) -> None:
+    def join(self, transfer: Push, piece: Slice) -> None:
         """Adds this worker's own part."""
-        place, wants = _place(transfer, piece), wants_result(transfer)
-        one = self._sums.setdefault(place, _Sum())
+        sum_id, wants = _sum_id(transfer, piece), wants_result(transfer)
+        one = self._sums.setdefault(sum_id, _Sum())
         # A sum says at the same time what its sender wants, unless another one wants more.
-        counted = not self._all_came(place, one) or (not wants and one.wanting is not None)
+        counted = not self._all_came(sum_id, one) or (not wants and one.wanting is not None)
         if counted:
             transfer.key.direct.send_empty(transfer, piece, IN_HOST_SUM | wants)
         gradient = None
         if transfer.has_gradient:
             gradient = transfer.key.direct.gradient(transfer, piece)
-        one.part = _Part(transfer, piece, counted, gradient)
-        self._send_if_complete(place, one)
+        one.part = _Summand(transfer, piece, counted, gradient)
+        self._send_if_complete(sum_id, one)
 
-    def take_over(self, transfer: Transfer, piece: Slice, rows: int) -> None:
+    def take_over(self, transfer: Push, piece: Slice, rows: int) -> None:
         """Adds what this worker has handed in to one that has left: it is in its memory, and the
         server has counted it."""
         gradient = None
@@ -94,40 +137,39 @@ class Carried:
             gradient = self._memory.own_part(transfer.key, piece, rows)
             if not transfer.key.touched_only:
                 gradient = gradient.copy()  # the sum takes its place
-        one = self._sums.setdefault(_place(transfer, piece), _Sum())
-        one.part = _Part(transfer, piece, True, gradient, True)
+        one = self._sums.setdefault(_sum_id(transfer, piece), _Sum())
+        one.part = _Summand(transfer, piece, True, gradient, True)
 
     def add(self, connection: Connection, header: SummandHeader, _: None) -> None:
         """Adds a neighbour's part; ProtocolError for one that can't be right."""
-        rank = header.rank
-        place = (header.key, header.round, header.slice)
-        one = self._sums.setdefault(place, _Sum())
+        rank, sum_id = header.rank, (header.key, header.round, header.slice)
+        one = self._sums.setdefault(sum_id, _Sum())
         if rank in one.came or header.round <= INITIAL_ROUND:
             raise ProtocolError(f"it has given slice {header.slice} of key {header.key} twice")
         one.came[rank] = header
         if header.flags & WANTS_RESULT:
             one.wanting = [*(one.wanting or ()), rank]
-        self._send_if_complete(place, one)
+        self._send_if_complete(sum_id, one)
 
     def send_complete(self) -> None:
         """Sends the sums that need not wait any more, now that a neighbour has left."""
-        for place, one in list(self._sums.items()):
-            self._send_if_complete(place, one)
+        for sum_id, one in list(self._sums.items()):
+            self._send_if_complete(sum_id, one)
 
     def take_wanting(self, transfer: Transfer, piece: Slice) -> List[int]:
         """The neighbours that want a value that has come; ProtocolError if this worker has not
         asked for it."""
-        place = _place(transfer, piece)
-        one = self._sums.get(place)
+        sum_id = _sum_id(transfer, piece)
+        one = self._sums.get(sum_id)
         if one is None or one.wanting is None:
             raise ProtocolError(
                 f"it sent the value of slice {piece.index} of {transfer.key.called}, for which "
                 "another worker of this host has asked"
             )
-        del self._sums[place]
+        del self._sums[sum_id]
         return one.wanting
 
-    def read(self, transfer: Transfer, piece: Slice) -> None:
+    def read(self, transfer: Push, piece: Slice) -> None:
         """A slice of the gradient is needed no more."""
         if transfer.target is None:
             self._exchange.slice_sent(transfer, piece.length)
@@ -135,20 +177,20 @@ class Carried:
     @property
     def passes_on(self) -> bool:
         """Whether values are still to come that only neighbours want."""
-        return self._passing > 0
+        return any(key.channel.relayed for key in self._exchange.keys.values())
 
     def clear(self) -> None:
         """The job has failed: sends nothing any more."""
         self._sums.clear()
 
-    def _all_came(self, place: _Place, one: _Sum) -> bool:
+    def _all_came(self, sum_id: _SumId, one: _Sum) -> bool:
         """Whether the neighbours' parts of a sum are there."""
-        key_id, round_, _ = place
+        key_id, round_, _ = sum_id
         return len(one.came) == len(self._carriers.adding(key_id, round_)) - 1
 
-    def _send_if_complete(self, place: _Place, one: _Sum) -> None:
+    def _send_if_complete(self, sum_id: _SumId, one: _Sum) -> None:
         part, came = one.part, one.came
-        if part is None or not self._all_came(place, one):
+        if part is None or not self._all_came(sum_id, one):
             return
         one.part, one.came = None, {}
         transfer, piece = part.transfer, part.piece
@@ -165,7 +207,7 @@ class Carried:
         workers = len(came) + 1
         flags = CARRIES | (0 if part.counted else IN_HOST_SUM)
         if transfer.target is None and one.wanting is None:
-            del self._sums[place]
+            del self._sums[sum_id]
         else:
             flags |= WANTS_RESULT
             one.wanting = one.wanting or []
@@ -182,32 +224,28 @@ class Carried:
             transfer.key.direct.send_empty(transfer, piece, flags | NO_GRADIENT, workers)
             self._have_read(part)
 
-    def _have_read(self, part: _Part) -> None:
+    def _have_read(self, part: _Summand) -> None:
         if not part.handed_in:
             self.read(part.transfer, part.piece)
 
-    def _receive_for_others(self, transfer: Transfer) -> None:
+    def _receive_for_others(self, transfer: Push) -> None:
         """Has the values arrive in the shared memory of which only neighbours want any."""
         key = transfer.key
         if transfer.round in key.channel.relayed:
             return
-        values = Transfer(
-            key, transfer.round, transfer.step, transfer.priority, None,
-            self._memory.own_values(key).ctypes.data, self._passed,
-        )  # fmt: skip
+        target = self._memory.own_values(key).ctypes.data
+        values = Pull(key, transfer.round, transfer.step, 0, target, nothing)
         values.route = transfer.route
         values.missing_elems = sum(
             piece.length
             for piece in key.direct.pieces(key, transfer.round)
             if self._carriers.carrier(key, piece, transfer.round) == self._rank
         )
-        self._passing += 1
         self._exchange.relay(values)
 
-    def _passed(self, error: Optional[BaseException]) -> None:
-        self._passing -= 1
-        if error is None:
-            self._on_passed()
+
+def nothing(error: Optional[BaseException]) -> None:
+    """Ends a transfer for which only neighbours wait."""
 
 
 def wants_result(transfer: Transfer) -> int:
@@ -215,5 +253,5 @@ def wants_result(transfer: Transfer) -> int:
     return 0 if transfer.target is None else WANTS_RESULT
 
 
-def _place(transfer: Transfer, piece: Slice) -> _Place:
+def _sum_id(transfer: Transfer, piece: Slice) -> _SumId:
     return transfer.key.key_id, transfer.round, piece.index

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -26,15 +25,15 @@ from p3kv.wire.rows import (
     unpacked,
 )
 from p3kv.worker.exchange import Exchange
-from p3kv.worker.routes.carriers import Carriers
+from p3kv.worker.routes.carried import Carriers, nothing
 from p3kv.worker.routes.rows import Answer, RowsPull, RowsRoute, Run, runs_of
-from p3kv.worker.transfers import Transfer, WorkerKey
+from p3kv.worker.transfers import Push, WorkerKey
 
-_Place = Tuple[int, int, int]
+_RunId = Tuple[int, int, int]
 """The id of a key, a round and a run's number."""
 
 
-class _Wish(NamedTuple):
+class _Asked(NamedTuple):
     """What a worker of the host has asked for, in the words of a request to the server."""
 
     header: PullRowsHeader
@@ -42,16 +41,17 @@ class _Wish(NamedTuple):
 
 
 class _Joint(RowsPull):
-    """A pull from one server for several workers, which `pass_on` gives them."""
+    """A pull from one server for several workers."""
 
-    __slots__ = ("pass_on",)
-    pass_on: Callable[[RowsHeader, Run, Rows], None]
+    host: HostPulls
+    """Passes what comes on to them."""
+    several: Sequence[_Asked]
 
     def landing_memory(self, answer: Answer, header: RowsHeader) -> None:
         """Nowhere: they are not kept."""
 
     def received(self, header: RowsHeader, run: Run, rows: Rows, landed: bool) -> None:
-        self.pass_on(header, run, rows)
+        self.host.pass_on(self.several, header, run, rows)
 
 
 class HostPulls:
@@ -73,19 +73,14 @@ class HostPulls:
         carriers: Carriers,
         rows: RowsRoute,
         exchange: Exchange,
-        on_passed: Callable[[], None],
     ) -> None:
-        """`on_passed` is called when nothing is to come any more that neighbours want."""
         self._rank = rank
         self._neighbours = neighbours
         self._carriers = carriers
         self._rows = rows
         self._exchange = exchange
-        self._on_passed = on_passed
-        self._wishes: Dict[_Place, List[_Wish]] = {}
+        self._unasked: Dict[_RunId, List[_Asked]] = {}
         """What this worker has not asked for yet."""
-        self._passing = 0
-        """How many answers are to come that neighbours want."""
         self._leaves = False
         """Whether this worker asks for nobody any more."""
 
@@ -100,22 +95,20 @@ class HostPulls:
         for piece, run, words in zip(key.direct.pieces(key, pull.round), runs, wanted):
             header = self._rows.asking(pull, piece.index)
             # Who wants none says so, or the carrier would wait for it.
-            wish = _Wish(header, np.empty(0, NUMBER) if words is None else words)
+            one = _Asked(header, np.empty(0, NUMBER) if words is None else words)
             carrier = self._carriers.carrier(key, piece, pull.round)
             if carrier == self._rank:
-                self._add(wish)
+                self._add(one)
                 continue
             if words is not None:
                 pull.arriving[run.server].carrier = carrier
-            frame = Frame(
-                urgency(pull.step, pull.priority), wish.header, memoryview(wish.words.tobytes())
-            )
+            frame = Frame(pull.urgent, one.header, memoryview(one.words.tobytes()))
             self._neighbours[carrier].writer.push(frame)
 
-    def round_ended(self, push: Transfer) -> None:
+    def round_ended(self, push: Push) -> None:
         """Asks for what is wanted of the round: nobody need be waited for any more."""
-        for place in [one for one in self._wishes if one[:2] == (push.key.key_id, push.round)]:
-            self._request(place, self._wishes.pop(place))
+        for run_id in [one for one in self._unasked if one[:2] == (push.key.key_id, push.round)]:
+            self._request(run_id, self._unasked.pop(run_id))
 
     def missing(self, pull: RowsPull) -> Set[int]:
         """The servers of which this worker has asked, or will ask, for what is to come."""
@@ -132,12 +125,12 @@ class HostPulls:
     @property
     def passes_on(self) -> bool:
         """Whether answers are to come that neighbours want."""
-        return self._passing > 0
+        return any(isinstance(pull, _Joint) for pull in self._exchange.pulls)
 
     def clear(self) -> None:
         """This worker leaves, or the job has failed: it asks for nobody any more."""
         self._leaves = True
-        self._wishes.clear()
+        self._unasked.clear()
 
     def land_ask(self, connection: Connection, header: PullRowsHeader) -> Landing:
         """Lands what a neighbour asks for."""
@@ -147,7 +140,7 @@ class HostPulls:
 
     def take_ask(self, connection: Connection, header: PullRowsHeader, payload: memoryview) -> None:
         """Takes it."""
-        self._add(_Wish(header, np.frombuffer(payload, NUMBER)))
+        self._add(_Asked(header, np.frombuffer(payload, NUMBER)))
 
     def land_rows(self, connection: Connection, header: RowsHeader) -> Landing:
         """Lands rows that a neighbour passes on; ProtocolError if none are expected of it."""
@@ -176,68 +169,62 @@ class HostPulls:
         rows = unpacked(header, payload, pull.key.numpy_dtype, pull.key.row_elems)
         self._rows.add(pull, answer, header, rows)
 
-    def _add(self, wish: _Wish) -> None:
+    def _add(self, one: _Asked) -> None:
         if self._leaves:
             return
-        header = wish.header
-        place = header.key, header.round, header.slice
+        header = one.header
+        run_id = header.key, header.round, header.slice
         key = self._exchange.keys.get(header.key)
         if header.round <= (INITIAL_ROUND if key is None else key.channel.ended):
-            self._request(place, [wish])
+            self._request(run_id, [one])
             return
-        wishes = self._wishes.setdefault(place, [])
-        wishes.append(wish)
-        have_asked = {one.header.rank for one in wishes}
+        several = self._unasked.setdefault(run_id, [])
+        several.append(one)
+        have_asked = {one.header.rank for one in several}
         if have_asked.issuperset(self._carriers.adding(header.key, header.round)):
-            self._request(place, self._wishes.pop(place))
+            self._request(run_id, self._unasked.pop(run_id))
 
-    def _request(self, place: _Place, wishes: Sequence[_Wish]) -> None:
+    def _request(self, run_id: _RunId, several: Sequence[_Asked]) -> None:
         """Asks the server for what some workers want, each of the same rows once."""
-        key = self._exchange.keys[place[0]]
+        key = self._exchange.keys[run_id[0]]
         runs = list(runs_of(key))
-        if place[2] >= len(runs):
-            raise ProtocolError(f"a neighbour asks for rows of run {place[2]} of {key.called}")
-        run = runs[place[2]]
-        alike: Dict[Tuple[int, bytes], List[_Wish]] = {}
-        for wish in wishes:
-            names = wish.header.flags & PullRowsHeader.NAMED
-            if names and not len(wish.words):
+        if run_id[2] >= len(runs):
+            raise ProtocolError(f"a neighbour asks for rows of run {run_id[2]} of {key.called}")
+        run = runs[run_id[2]]
+        alike: Dict[Tuple[int, bytes], List[_Asked]] = {}
+        for one in several:
+            names = one.header.flags & PullRowsHeader.NAMED
+            if names and not len(one.words):
                 continue
             if names:
-                check_numbers(wish.words, 0, run.rows)
-            since = b"" if names else wish.words.tobytes()
-            alike.setdefault((wish.header.flags, since), []).append(wish)
+                check_numbers(one.words, 0, run.rows)
+            since = b"" if names else one.words.tobytes()
+            alike.setdefault((one.header.flags, since), []).append(one)
         for together in alike.values():
             self._request_alike(key, run, together)
 
-    def _request_alike(self, key: WorkerKey, run: Run, wishes: Sequence[_Wish]) -> None:
-        header, words = wishes[0]
+    def _request_alike(self, key: WorkerKey, run: Run, several: Sequence[_Asked]) -> None:
+        header, words = several[0]
         own = self._exchange.pull(header.request)
-        if len(wishes) == 1 and header.rank == self._rank and isinstance(own, RowsPull):
+        if len(several) == 1 and header.rank == self._rank and isinstance(own, RowsPull):
             self._rows.ask(own, [run])
             return
         named, since = None, {}
         if header.flags & PullRowsHeader.NAMED:
-            named = union([one.words for one in wishes]).astype(np.int64) + run.first
+            named = union([one.words for one in several]).astype(np.int64) + run.first
         elif len(words):
             since = {run.server: int(words[0])}
-        joint = _Joint(
-            key, header.round, header.step, header.priority,
-            np.empty((0, key.row_elems), key.numpy_dtype), self._passed,
-            named=named, since=since, exact=bool(header.flags & EXACT),
-        )  # fmt: skip
-        joint.pass_on = partial(self._pass_on, wishes)
-        joint.route = self._rows
-        self._passing += 1
+        nowhere = np.empty((0, key.row_elems), key.numpy_dtype)
+        joint = _Joint(key, header.round, header.step, 0, nowhere, nothing)
+        joint.priority, joint.exact = header.priority, bool(header.flags & EXACT)
+        joint.urgent = urgency(header.step, header.priority)
+        joint.named, joint.rounds = named, since
+        joint.host, joint.several, joint.route = self, several, self._rows
         self._rows.ask(joint, [run])
 
-    def _passed(self, error: Optional[BaseException]) -> None:
-        self._passing -= 1
-        if error is None:
-            self._on_passed()
-
-    def _pass_on(self, wishes: Sequence[_Wish], header: RowsHeader, run: Run, rows: Rows) -> None:
-        for asked, words in wishes:
+    def pass_on(self, several: Sequence[_Asked], header: RowsHeader, run: Run, rows: Rows) -> None:
+        """Gives each worker the rows that it has asked for."""
+        for asked, words in several:
             places = np.arange(len(rows.numbers))
             if asked.flags & PullRowsHeader.NAMED:
                 nearest = np.minimum(words.searchsorted(rows.numbers), len(words) - 1)

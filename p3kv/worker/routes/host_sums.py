@@ -45,15 +45,15 @@ from p3kv.wire.header import (
     passed_s,
 )
 from p3kv.wire.messages import LastRounds, SliceSizes, encode
-from p3kv.wire.queue import PriorityQueue, urgency
+from p3kv.wire.queue import PriorityQueue
 from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
 from p3kv.worker.exchange import Exchange
-from p3kv.worker.routes.carried import Carried, wants_result
-from p3kv.worker.routes.carriers import Carriers
+from p3kv.worker.routes.carried import Carried, Carriers, wants_result
 from p3kv.worker.routes.host_memory import HostMemory
 from p3kv.worker.routes.host_pulls import HostPulls
 from p3kv.worker.routes.rows import RowsPull, RowsPush, RowsRoute
-from p3kv.worker.transfers import Route, Transfer, WorkerKey
+from p3kv.worker.transfers import Pull, Push, Route, Transfer, WorkerKey
+from p3kv.worker.tuning import Tuning
 
 _BATCH_BYTES = 64 * 1024
 """Bytes copied before the loop looks at sockets again."""
@@ -64,34 +64,11 @@ class HostSums(Route):
 
     For each slice one of the workers is the carrier. The others copy their slices into memory that
     they share with it, and tell it so (SUMMAND); the carrier sends the sum when all are there. It
-    receives the value, copies it into its shared memory, and tells the others (VALUE), which copy
-    it where it belongs. Each worker sends the server a frame of its own all the same, without
-    elements when its slice is in a sum. So the server counts by rank and round as ever, knows who
-    is late, and what a worker says before its slices is there before they count.
-
-    Of a key of rows, all rows that a server keeps are in place of a slice: the carrier sends those
-    that any of the workers has touched, each once. Their values come by pulls (`HostPulls`).
-
-    For each key a worker shares memory for what it adds or sends, and as much for values, of which
-    only those take any that it has received. Nothing is written before all have read what was
-    there, whatever the size of slices: a worker adds to a round of a key when the round before has
-    ended for it, so all its parts are read; and a value comes when all have added to its round, so
-    all have read the values of the round before.
-
-    Workers may want the result of a round or not, as in `push` and `pushpull`, and need not agree.
-
-    Where a worker leaves, its goodbye tells the neighbours the last round of each key for which it
-    has pushed. A later round is summed without it, and has another carrier for its slices: each
-    tells the next one in turn, once more, that its part is there. No sum of such a round was sent
-    before, because all that sum wait for a neighbour's part or its goodbye. A worker stays until
-    the rounds for which it has pushed have ended: it may yet have to carry slices of a neighbour
-    that leaves. A server hears of how many workers a sum is: so it ends no round before all sums
-    have come, whoever sends them.
-
-    A worker that has a round's values goes on, and must know the slice size of the rounds that it
-    goes on with. Servers say it before the values, but to each worker over its own connection. So a
-    carrier passes on what it knows of slice sizes before it tells of a value.
-
+    receives the value, copies it into its shared memory, and tells the others that want it (VALUE),
+    which copy it where it belongs. Each worker sends the server a frame of its own all the same,
+    without elements when its slice is in a sum. Of a key of rows, all rows that a server keeps are
+    in place of a slice, and their values come by pulls (`HostPulls`). docs/design.md ("Each byte
+    once for a host") says why memory is not written too early, and what holds where workers leave.
     Belongs to the worker's thread.
     """
 
@@ -101,28 +78,25 @@ class HostSums(Route):
         neighbours: Mapping[int, Connection],
         settings: Settings,
         sizes: SliceSizesByRound,
-        adopt: Callable[[int, SliceSizes], None],
+        tuning: Tuning,
         rows: RowsRoute,
         exchange: Exchange,
     ) -> None:
-        """`neighbours` are there before the first key is declared. `adopt` takes slice
-        sizes, and from which round on they hold."""
+        """`neighbours` are there before the first key is declared."""
         self._rank = rank
         self._neighbours = neighbours
         self._sizes = sizes
-        self._adopt = adopt
+        self._tuning = tuning
         self._exchange = exchange
         self._passed_on = FIRST_GENERATION
         """The newest generation whose slice sizes neighbours know from this worker, or at once."""
         self._carriers = Carriers(rank, neighbours, settings.deterministic)
         self._checks_finite = settings.check_finite
-        self._queue: PriorityQueue[Tuple[Transfer, Slice]] = PriorityQueue()
+        self._queue: PriorityQueue[Tuple[Push, Slice]] = PriorityQueue()
         """What of this worker's is to be copied or added."""
         self._memory = HostMemory(rank, neighbours)
-        self._carried = Carried(rank, self._carriers, self._memory, exchange, self._tell_finished)
-        self._pulls = HostPulls(
-            rank, neighbours, self._carriers, rows, exchange, self._tell_finished
-        )
+        self._carried = Carried(rank, self._carriers, self._memory, exchange)
+        self._pulls = HostPulls(rank, neighbours, self._carriers, rows, exchange)
         self._last_pushed: Dict[int, int] = {}
         """By key, the last round for which this worker has pushed; also of keys that it has
         forgotten."""
@@ -146,7 +120,7 @@ class HostSums(Route):
         """Whether a key is summed with neighbours; all of a host answer alike."""
         return bool(self._neighbours) and key.sums_on_hosts
 
-    def push(self, transfer: Transfer) -> None:
+    def push(self, transfer: Push) -> None:
         """Adds a push to the host's sums, by urgency, as soon as the round before has ended. Worker
         rank 0 alone gives initial values."""
         if transfer.round == INITIAL_ROUND:
@@ -157,7 +131,7 @@ class HostSums(Route):
         if transfer.round == transfer.key.channel.ended + 1:
             self._begin(transfer)
 
-    def request(self, transfer: Transfer) -> None:
+    def request(self, transfer: Pull) -> None:
         """Each worker asks for itself, but for rows of a round that has not ended, of which it
         knows no older values."""
         is_open = transfer.round > transfer.key.channel.ended
@@ -179,21 +153,21 @@ class HostSums(Route):
             and self._carriers.carrier(key, piece, transfer.round) == self._rank
         }
 
-    def ended(self, transfer: Transfer) -> None:
+    def ended(self, transfer: Push) -> None:
         following = transfer.key.channel.in_flight.get(transfer.round + 1)
         if following is not None:
             self._begin(following)
         self._pulls.round_ended(transfer)
-        self._tell_finished()
 
-    def _begin(self, transfer: Transfer) -> None:
-        urgent = urgency(transfer.step, transfer.priority)
-        for piece in transfer.key.direct.pieces(transfer.key, transfer.round):
-            self._queue.push(urgent, (transfer, piece))
+    def _begin(self, transfer: Push) -> None:
+        transfer.pieces = transfer.key.direct.pieces(transfer.key, transfer.round)
+        for piece in transfer.pieces:
+            self._queue.push(transfer.urgent, (transfer, piece))
 
     def work(self) -> bool:
         """Copies or adds some gradients; returns whether there are more. To be called between two
-        looks at the sockets. NotFinite for a gradient of this worker that must not be summed."""
+        looks at the sockets, also when there is nothing to add. NotFinite for a gradient of this
+        worker that must not be summed."""
         done_bytes = 0
         while self._queue.heap and done_bytes < _BATCH_BYTES:
             transfer, piece = self._queue.pop()
@@ -208,17 +182,20 @@ class HostSums(Route):
                 self._carried.join(transfer, piece)
             else:
                 self._hand_in(transfer, piece, carrier)
+        if self._finished is not None and not self.needed:
+            self._pulls.clear()
+            self._finished.set_result(None)
+            self._finished = None
         return bool(self._queue.heap)
 
     def landed(self, transfer: Transfer, piece: Slice, header: UpdatedHeader) -> None:
         """Gives the neighbours that want it a slice's value."""
-        assert transfer.target is not None
         key = transfer.key
         wanting = self._carried.take_wanting(transfer, piece)
         has_value = header.payload_bytes > 0
         if wanting:
             if has_value:
-                value = np.frombuffer(transfer.memory(transfer.target, piece), key.numpy_dtype)
+                value = np.frombuffer(transfer.in_target(piece), key.numpy_dtype)
                 self._memory.own_value(key, piece)[:] = value
             self._pass_terms_on()
         value_header = ValueHeader(
@@ -242,7 +219,6 @@ class HostSums(Route):
     def finish(self, done: Future[Any]) -> None:
         """Completes `done` when no neighbour needs this worker any more."""
         self._finished = done
-        self._tell_finished()
 
     def goodbye(self) -> bytes:
         """The payload of this worker's goodbye to its neighbours."""
@@ -273,7 +249,7 @@ class HostSums(Route):
 
     # What this worker's slices are for.
 
-    def _hand_in(self, transfer: Transfer, piece: Slice, carrier: int) -> None:
+    def _hand_in(self, transfer: Push, piece: Slice, carrier: int) -> None:
         key, rows = transfer.key, 0
         if transfer.has_gradient:
             rows = self._memory.hand_in(key, piece, key.direct.gradient(transfer, piece))
@@ -283,7 +259,7 @@ class HostSums(Route):
         key.direct.send_empty(transfer, piece, IN_HOST_SUM | wants_result(transfer))
         self._carried.read(transfer, piece)
 
-    def _tell_part(self, transfer: Transfer, piece: Slice, carrier: int, rows: int) -> None:
+    def _tell_part(self, transfer: Push, piece: Slice, carrier: int, rows: int) -> None:
         header = SummandHeader(
             Kind.SUMMAND, self._rank,
             wants_result(transfer) | (0 if transfer.has_gradient else NO_GRADIENT),
@@ -292,18 +268,12 @@ class HostSums(Route):
         )  # fmt: skip
         self._tell(carrier, transfer, header)
 
-    def _tell_finished(self) -> None:
-        if self._finished is not None and not self.needed:
-            self._pulls.clear()
-            self._finished.set_result(None)
-            self._finished = None
-
     # What neighbours say.
 
     def _take_slice_sizes(
         self, connection: Connection, header: SliceSizesHeader, sizes: SliceSizes
     ) -> None:
-        self._adopt(header.from_round, sizes)
+        self._tuning.adopt(header.from_round, sizes)
 
     def _take_value(self, connection: Connection, header: ValueHeader, _: None) -> None:
         rank = header.rank
@@ -366,5 +336,5 @@ class HostSums(Route):
     def _tell(
         self, rank: int, transfer: Transfer, header: Union[SummandHeader, ValueHeader]
     ) -> None:
-        frame = Frame(urgency(transfer.step, transfer.priority), header)
+        frame = Frame(transfer.urgent, header)
         self._neighbours[rank].writer.push(frame)

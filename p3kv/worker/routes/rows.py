@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from functools import partial
 from itertools import accumulate
 from typing import (
@@ -39,7 +38,6 @@ from p3kv.wire.header import (
     Kind,
 )
 from p3kv.wire.messages import UNKNOWN
-from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
     NUMBER,
     Packed,
@@ -58,11 +56,12 @@ from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.wire.spans import trace_arrival, trace_departure
 from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
-from p3kv.worker.transfers import Ask, Done, SummedRoute, Transfer, WorkerKey
+from p3kv.worker.transfers import Done, Pull, Push, SummedRoute, Transfer, WorkerKey
 
 OnRows = Callable[[np.ndarray], None]
 """Is told the numbers of rows that have arrived, which ascend."""
 _NONE = packed(np.empty(0, NUMBER))
+_NO_ROWS: Tuple[np.ndarray, np.ndarray] = np.empty(0, np.int64), np.empty((0, 0))
 
 
 class Run(NamedTuple):
@@ -81,26 +80,22 @@ def runs_of(key: WorkerKey) -> Iterator[Run]:
         yield Run(server, first, count)
 
 
-class RowsPush(Transfer):
+class RowsPush(Push):
     """The rows of a key that a worker has touched, on their way to the servers."""
-
-    __slots__ = ("elements", "handed_in", "missing_frames", "numbers")
 
     def __init__(
         self,
         key: WorkerKey,
         round: int,
         step: int,
-        priority: int,
-        rows: Tuple[np.ndarray, Union[np.ndarray, StoredRows]],
+        rows: Optional[Tuple[np.ndarray, Union[np.ndarray, StoredRows]]],
         done: Done,
-        asks: Sequence[Ask] = (),
-        changes: Optional[Future[bool]] = None,
     ) -> None:
-        """`rows` are numbers, which ascend, and elements by row; they stay until `done`. A push
-        without a gradient has none, and `changes`, as any transfer."""
-        super().__init__(key, round, step, priority, 0, None, done, asks, changes)
-        self.numbers, self.elements = rows
+        """`rows` are numbers, which ascend, and elements by row; they stay until `done`. A worker
+        without a gradient has none."""
+        super().__init__(key, round, step, None, None, done)
+        self.has_gradient = rows is not None
+        self.numbers, self.elements = rows or _NO_ROWS
         self.size_bytes = self.elements.nbytes
         self.missing_frames = 0
         """Frames that need its rows."""
@@ -108,46 +103,34 @@ class RowsPush(Transfer):
         """By run that a neighbour sends, how many of its rows that has got."""
 
 
-class RowsPull(Transfer):
+class RowsPull(Pull):
     """Rows of a key's value on their way to this worker.
 
     They are those that `named` has, or those that have changed since a round of each server.
     """
 
-    __slots__ = ("arriving", "elements", "known", "named", "on_rows", "request", "rounds")
+    named: Optional[np.ndarray] = None
+    """Numbers of the rows that are wanted, which ascend."""
+    known: Optional[np.ndarray] = None
+    """Of each of these rows, 1 more than the round of which the worker has it, so that it comes
+    only if it has changed since, or 0."""
+    on_rows: Optional[OnRows] = None
+    """Told of rows that are where they go."""
+    request = UNKNOWN
+    """The number that answers have, once it is under way."""
 
     def __init__(
-        self,
-        key: WorkerKey,
-        round: int,
-        step: int,
-        priority: int,
-        elements: np.ndarray,
-        done: Done,
-        asks: Sequence[Ask] = (),
-        named: Optional[np.ndarray] = None,
-        since: Optional[Mapping[int, int]] = None,
-        exact: bool = False,
-        known: Optional[np.ndarray] = None,
-        on_rows: Optional[OnRows] = None,
+        self, key: WorkerKey, round: int, step: int, number: int, elements: np.ndarray, done: Done
     ) -> None:
         """`elements`: where rows go, by row, contiguous and of the key's dtype; all of the tensor,
-        or those that are `named`, which ascends. They stay until `done`. `known`: of each of these
-        rows, 1 more than the round of which the worker has it, so that it comes only if it has
-        changed since, or 0. `since`: by server, the round whose value the worker has; None if it
-        has none, so that all rows are to come. `exact`: as for any transfer. `on_rows` is told of
-        rows that are where they go."""
-        super().__init__(key, round, step, priority, None, None, done, asks, exact=exact)
-        self.named = named
-        self.known = known
+        or those that are named. They stay until `done`."""
+        super().__init__(key, round, step, number, None, done)
         self.elements = elements
-        self.on_rows = on_rows
-        self.rounds = dict(since or {})
-        """By server; when the pull is done, the round whose value has arrived."""
+        self.rounds: Dict[int, int] = {}
+        """By server, the round whose value the worker has; without one, all rows are to come. When
+        the pull is done, the round whose value has arrived."""
         self.arriving: Dict[int, Answer] = {}
         """By server, what is still to come."""
-        self.request = UNKNOWN
-        """The number that answers have, once it is under way."""
 
     def landing_memory(self, answer: Answer, header: RowsHeader) -> Optional[memoryview]:
         """Where the rows of a server's frame go if they follow each other there."""
@@ -223,7 +206,7 @@ class RowsRoute(SummedRoute):
         self._sizes = sizes
         self._tracer = tracer
 
-    def push(self, transfer: Transfer) -> None:
+    def push(self, transfer: Push) -> None:
         """Queues frames for every server of the key, also for those whose rows are not touched."""
         assert isinstance(transfer, RowsPush)
         transfer.route = self
@@ -261,26 +244,26 @@ class RowsRoute(SummedRoute):
         with which an optimizer may change all rows, by momentum for example."""
         for piece in self.pieces(transfer.key, transfer.round):
             self.send_empty(transfer, piece, NO_GRADIENT)
-        self._exchange.sent(transfer)
+        self._exchange.slice_sent(transfer, transfer.key.size_elems)
 
     def pieces(self, key: WorkerKey, round: int) -> Sequence[Slice]:
         """All that a server keeps of a key is summed by itself."""
         return key.slices(key.size_elems)
 
-    def gradient(self, transfer: Transfer, piece: Slice) -> Rows:
+    def gradient(self, transfer: Push, piece: Slice) -> Rows:
         assert isinstance(transfer, RowsPush)
         first, row_elems = piece.offset // transfer.key.row_elems, transfer.key.row_elems
         start, end = transfer.numbers.searchsorted((first, first + piece.length // row_elems))
         numbers = (transfer.numbers[start:end] - first).astype(NUMBER)
         return Rows(numbers, transfer.elements[start:end])
 
-    def send_empty(self, transfer: Transfer, piece: Slice, flags: int, workers: int = 0) -> None:
+    def send_empty(self, transfer: Push, piece: Slice, flags: int, workers: int = 0) -> None:
         frame = self._frame(transfer, 1, flags, workers)
         self._egress.push(piece.server, transfer.gate_step, frame)
 
     def send_sum(
         self,
-        transfer: Transfer,
+        transfer: Push,
         piece: Slice,
         parts: Sequence[Rows],
         memory: Optional[np.ndarray],
@@ -325,7 +308,7 @@ class RowsRoute(SummedRoute):
             round=transfer.round, step=transfer.step, priority=transfer.priority, frames=frames,
             workers=workers, first=numbers.first, rows=numbers.rows,
         )  # fmt: skip
-        return Frame(urgency(transfer.step, transfer.priority), header)
+        return Frame(transfer.urgent, header)
 
     def _payload(self, transfer: RowsPush, rows: slice, encodes: bool, numbers: Packed) -> Pieces:
         """Made when the frame begins to leave."""
@@ -365,9 +348,9 @@ class RowsRoute(SummedRoute):
     def _needed_no_more(self, transfer: RowsPush) -> None:
         transfer.missing_frames -= 1
         if not transfer.missing_frames:
-            self._exchange.sent(transfer)
+            self._exchange.slice_sent(transfer, transfer.key.size_elems)
 
-    def request(self, transfer: Transfer) -> None:
+    def request(self, transfer: Pull) -> None:
         assert isinstance(transfer, RowsPull)
         transfer.route = self
         self.ask(transfer, runs_of(transfer.key))
@@ -385,8 +368,8 @@ class RowsRoute(SummedRoute):
             return
         header = self.asking(transfer)
         for server, words in asked:
-            urgent, payload = urgency(transfer.step, transfer.priority), memoryview(words.tobytes())
-            self._servers[server].writer.push(Frame(urgent, header, payload))
+            frame = Frame(transfer.urgent, header, memoryview(words.tobytes()))
+            self._servers[server].writer.push(frame)
             self._counts["bytes_sent"] += words.nbytes
 
     def asking(self, transfer: RowsPull, index: int = 0) -> PullRowsHeader:

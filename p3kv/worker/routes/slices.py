@@ -25,12 +25,11 @@ from p3kv.wire.header import (
     Kind,
     clock_us,
 )
-from p3kv.wire.queue import urgency
 from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
 from p3kv.wire.spans import trace_arrival, trace_departure
 from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
-from p3kv.worker.transfers import SummedRoute, Transfer, WorkerKey
+from p3kv.worker.transfers import Pull, Push, SummedRoute, Transfer, WorkerKey, memory_at
 
 _Landed = Tuple[Transfer, Slice, memoryview, Optional[memoryview], int]
 """A slice that arrives: where it goes in its transfer's target, its payload if that is encoded, and
@@ -67,9 +66,9 @@ class SliceRoute(SummedRoute):
 
     # On their way to the servers.
 
-    def push(self, transfer: Transfer) -> None:
+    def push(self, transfer: Push) -> None:
         transfer.route = self
-        slices = self.pieces(transfer.key, transfer.round)
+        slices = transfer.pieces = self.pieces(transfer.key, transfer.round)
         # The result of a slice shows that it has arrived; without one the server has to say so,
         # because the gradient must stay as it is until then.
         no_result = transfer.target is None
@@ -82,7 +81,6 @@ class SliceRoute(SummedRoute):
                 if no_result:
                     self._exchange.slice_sent(transfer, piece.length)
             return
-        assert transfer.source is not None
         flags = ACKNOWLEDGE if no_result else WANTS_RESULT
         encodes = transfer.round > INITIAL_ROUND and not transfer.key.codecs.gradients.in_place
         if encodes:
@@ -95,8 +93,12 @@ class SliceRoute(SummedRoute):
             transfer.round > INITIAL_ROUND and zeros.looks(transfer.round)
         ):
             zeros = None
+        assert transfer.source is not None
+        whole = memory_at(transfer.source, transfer.key.size_bytes)
+        item_bytes = transfer.key.item_bytes
         for piece in slices:
-            memory = transfer.memory(transfer.source, piece)
+            start = piece.offset * item_bytes
+            memory = whole[start : start + piece.length * item_bytes]
             if gives_value:
                 self._note_as_it_is(transfer, piece, memory)
             if zeros is not None:
@@ -111,16 +113,15 @@ class SliceRoute(SummedRoute):
                 on_arrived = partial(self._exchange.slice_sent, transfer, piece.length)
             self._send(transfer, piece, payload, flags, on_arrived)
 
-    def gradient(self, transfer: Transfer, piece: Slice) -> np.ndarray:
-        assert transfer.source is not None
-        return np.frombuffer(transfer.memory(transfer.source, piece), transfer.key.numpy_dtype)
+    def gradient(self, transfer: Push, piece: Slice) -> np.ndarray:
+        return transfer.gradient()[piece.offset : piece.offset + piece.length]
 
-    def send_empty(self, transfer: Transfer, piece: Slice, flags: int, workers: int = 0) -> None:
+    def send_empty(self, transfer: Push, piece: Slice, flags: int, workers: int = 0) -> None:
         self._send(transfer, piece, None, flags, workers=workers)
 
     def send_sum(
         self,
-        transfer: Transfer,
+        transfer: Push,
         piece: Slice,
         parts: Sequence[np.ndarray],
         memory: Optional[np.ndarray],
@@ -139,7 +140,7 @@ class SliceRoute(SummedRoute):
 
     def _send(
         self,
-        transfer: Transfer,
+        transfer: Push,
         piece: Slice,
         payload: Optional[Payload],
         flags: int,
@@ -157,8 +158,7 @@ class SliceRoute(SummedRoute):
             step=transfer.step, priority=transfer.priority, ready_us=clock_us(transfer.ready_s),
             workers=workers, lacking=transfer.lacking,
         )  # fmt: skip
-        urgent = urgency(transfer.step, transfer.priority)
-        frame = Frame(urgent, header, payload, None, on_arrived, not key.own_rounds)
+        frame = Frame(transfer.urgent, header, payload, None, on_arrived, not key.own_rounds)
         if payload is not None:
             # What is made when the frame begins to leave is counted then.
             size_bytes = len(payload) if isinstance(payload, memoryview) else 0
@@ -169,7 +169,7 @@ class SliceRoute(SummedRoute):
         self._egress.push(piece.server, transfer.step if key.is_gated else 0, frame)
 
     @staticmethod
-    def _has_value(transfer: Transfer, flags: int) -> int:
+    def _has_value(transfer: Push, flags: int) -> int:
         key = transfer.key
         if flags & NO_GRADIENT:
             return HAS_VALUE
@@ -179,7 +179,7 @@ class SliceRoute(SummedRoute):
 
     def _sum(
         self,
-        transfer: Transfer,
+        transfer: Push,
         piece: Slice,
         parts: Sequence[np.ndarray],
         memory: Optional[np.ndarray],
@@ -202,7 +202,7 @@ class SliceRoute(SummedRoute):
         self._exchange.counts["bytes_sent"] += len(summed)
         return summed
 
-    def _encoded(self, transfer: Transfer, piece: Slice, memory: memoryview) -> memoryview:
+    def _encoded(self, transfer: Push, piece: Slice, memory: memoryview) -> memoryview:
         """A slice as it travels, made when it begins to leave: a large tensor's first slice does
         not wait for its last."""
         key = transfer.key
@@ -214,7 +214,7 @@ class SliceRoute(SummedRoute):
 
     # On their way back.
 
-    def request(self, transfer: Transfer) -> None:
+    def request(self, transfer: Pull) -> None:
         transfer.route = self
         header = PullHeader(
             Kind.PULL, self._rank, EXACT if transfer.exact else 0, key=transfer.key.key_id,
@@ -222,16 +222,18 @@ class SliceRoute(SummedRoute):
             request=self._exchange.add_pull(transfer),
         )  # fmt: skip
         for server, _ in transfer.key.runs:
-            frame = Frame(urgency(transfer.step, transfer.priority), header)
+            frame = Frame(transfer.urgent, header)
             self._servers[server].writer.push(frame)
 
     def land(self, connection: Connection, header: SliceValueHeader) -> Landing:
         """Lands a slice from a server in the target; ProtocolError if no transfer expects it."""
         if isinstance(header, PulledHeader):
-            transfer = self._exchange.pull(header.request)
+            transfer: Optional[Transfer] = self._exchange.pull(header.request)
         else:
             transfer = self._exchange.update(header.key, header.round)
-        slices = () if transfer is None else self.pieces(transfer.key, header.round)
+        slices: Sequence[Slice] = ()
+        if transfer is not None:
+            slices = transfer.pieces or self.pieces(transfer.key, header.round)
         if transfer is None or transfer.target is None or header.slice >= len(slices):
             raise ProtocolError(
                 f"it sent a frame of kind {header.kind} for key {header.key}, slice "
@@ -270,7 +272,7 @@ class SliceRoute(SummedRoute):
 
     def missing(self, transfer: Transfer) -> Set[int]:
         """All of the key, where each slice has begun to arrive and some are not complete."""
-        slices = self.pieces(transfer.key, transfer.round)
+        slices = transfer.pieces or self.pieces(transfer.key, transfer.round)
         missing = {piece.server for piece in slices if transfer.misses(piece)}
         return missing or {piece.server for piece in slices}
 

@@ -20,7 +20,7 @@ from p3kv.frontends.torch.values.bucket import Bucket
 from p3kv.frontends.torch.values.watched import Watcher, unwatch, watch
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.stores import WorkerStore
-from p3kv.worker.transfers import Transfer, WorkerKey
+from p3kv.worker.transfers import Push, WorkerKey
 from p3kv.worker.worker import Worker
 
 _DTYPE = "int32"
@@ -44,13 +44,8 @@ class Asleep(Watcher):
         self._every = every
         self._lock = lock
         self._wake = wake
-        rule = own.rule
-        self._may = not (
-            rule.own_rounds
-            or rule.lets_go_ahead
-            or rule.local
-            or worker.settings.let_workers_leave  # worker 0 may not begin a key then
-        )
+        # Where workers leave, worker 0 may not begin a key.
+        self._may = own.rule.waits_for_each_round and not worker.settings.let_workers_leave
         # A step has at least one push of the store.
         smallest = min(every, key=lambda bucket: bucket.size_bytes, default=None)
         self._never = {id(smallest)}
@@ -109,12 +104,10 @@ class Asleep(Watcher):
         self._changes = None if wakes else Future()
         if wakes:
             self._said = torch.tensor([id(one) in self._woken for one in self._every]).int()
-        self._worker.begin(
-            Transfer(
-                key, key.round, step, 0, self._said.data_ptr() if wakes else 0,
-                self._heard.data_ptr(), self._arrived, key.asks(), self._changes,
-            )
-        )  # fmt: skip
+        source_at = self._said.data_ptr() if wakes else None
+        push = Push(key, key.round, step, source_at, self._heard.data_ptr(), self._arrived)
+        push.after_pulls, push.changes = key.pulls, self._changes
+        self._worker.begin(push)
 
     def arm(self) -> None:
         """From now on, whoever reads one that is asleep waits for what others have said."""
@@ -168,9 +161,8 @@ class Asleep(Watcher):
             beside=True,
         )  # fmt: skip
         if self._worker.rank == 0:
-            self._worker.begin(
-                Transfer(key, INITIAL_ROUND, 0, 0, self._said.data_ptr(), None, _ignore, key.asks())
-            )
+            said_at = self._said.data_ptr()
+            self._worker.begin(Push(key, INITIAL_ROUND, 0, said_at, None, _ignore))
         return key
 
 
