@@ -41,15 +41,14 @@ from p3kv.frontends.torch.buffer_places import (
     travelling,
     write,
 )
-from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn
-from p3kv.frontends.torch.pushes import pushes_of
+from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.script_marks import may_begin_forward
 from p3kv.frontends.torch.values.bucket import Arriving
 from p3kv.frontends.torch.values.copies import Copies
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.early import forget_with
 from p3kv.frontends.torch.values.watched import Watcher, unwatch, watch
-from p3kv.store.resuming import Resuming
+from p3kv.store.client import Client
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.saving.cuts import Unpushed
 from p3kv.worker.stores import WorkerStore
@@ -128,10 +127,10 @@ class Buffers:
         self._is_chosen = False
         """Whether the script has said how they travel."""
         # All workers push for a round, also where those of parameters are each worker's own.
-        own = self._own = worker.new_store(_ALL_PUSH)
+        client: Client[TorchScriptOptimizer] = Client("torch", TorchGoesOn, _ALL_PUSH)
+        own, resuming = client.own, client.resuming  # what its pushes count says nothing here
+        self._own = own
         own.choose_gradient_codec(Choice("identity"))
-        pushes = pushes_of(own, worker.rank)  # whose counts say nothing here
-        resuming = Resuming(own, pushes, worker.rank, TorchGoesOn(own))
         if model.resumed is not None and own.resumed is None and not model.was_left:
             raise CheckpointError(
                 "the checkpoint has no buffers, such as BatchNorm's running statistics, and the "

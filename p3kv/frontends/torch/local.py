@@ -10,14 +10,15 @@ import torch
 
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
+from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.shared_model import SharedModel
 from p3kv.frontends.torch.steps import Steps, evaluated, own_step
 from p3kv.frontends.torch.trained import copied, go_on
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
+from p3kv.store.client import Client
 from p3kv.store.outer import set_outer_optimizer
 from p3kv.store.turns import Progress
 from p3kv.worker.saving.cuts import Trained
-from p3kv.worker.stores import WorkerStore
 
 _OF_SCALER = ("grad_scale", "found_inf")
 """Attributes by which GradScaler tells an optimizer that it has scaled gradients."""
@@ -39,7 +40,7 @@ class LocalSteps(Steps):
 
     def __init__(
         self,
-        own: WorkerStore,
+        client: Client[TorchScriptOptimizer],
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str],
@@ -49,10 +50,12 @@ class LocalSteps(Steps):
         Raises NotSupportedError for a parameter or a buffer that can't be shared.
         """
         super().__init__(model, optimizer)
-        self._own = own
+        own = self._own = client.own
         rule = own.rule.local
         assert rule is not None
-        shared = self._shared = SharedModel(own, model, optimizer, buffers, whole=False, sparse={})
+        shared = self._shared = SharedModel(
+            client, model, optimizer, buffers, whole=False, sparse={}
+        )
         exchange = self._exchange = shared.exchange
         workers = shared.worker.num_workers
         schedule = self._schedule = set_outer_optimizer(

@@ -13,11 +13,13 @@ from p3kv.frontends.torch.alone import AloneSteps, CopiedSteps, warn_alone
 from p3kv.frontends.torch.clipping import checked
 from p3kv.frontends.torch.local import LocalSteps
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
+from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.refusals import check_arguments
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.trials import TorchTrial
 from p3kv.frontends.torch.values.compiled import guard_modules, has_compiler
+from p3kv.store.client import Client
 from p3kv.worker import this_process
 
 
@@ -126,17 +128,15 @@ class Optimizer(torch.optim.Optimizer):
             return AloneSteps(self, self._trial)
         if has_compiler():
             guard_modules()
-        worker = this_process.worker()
-        if not worker.started:
-            worker.start(config.settle())
-        self._place = worker.rank, worker.num_workers
-        own = worker.new_store(consistency)
+        client: Client[TorchScriptOptimizer] = Client("torch", TorchGoesOn, consistency)
+        self._place = client.rank, client.num_workers
+        own = client.own
         self._resumed_steps = 0 if own.resumed is None else own.resumed.steps
         if self._resumed_steps:  # a scheduler that the script takes through them comes after these
             self._opt_called = True
         if own.rule.local is None:
-            return ServerSteps(own, model, self, buffers, self._syncs)
-        return LocalSteps(own, model, self, buffers)
+            return ServerSteps(client, model, self, buffers, self._syncs)
+        return LocalSteps(client, model, self, buffers)
 
     @torch._disable_dynamo
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:

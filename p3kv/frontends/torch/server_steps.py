@@ -30,9 +30,9 @@ from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
 from p3kv.frontends.torch.values.written import copied, is_written
 from p3kv.server.optimizer import State
+from p3kv.store.client import Client
 from p3kv.store.states import give_state, states_of
 from p3kv.worker.saving.cuts import Unpushed
-from p3kv.worker.stores import WorkerStore
 
 
 class ServerSteps(Steps):
@@ -41,7 +41,7 @@ class ServerSteps(Steps):
 
     def __init__(
         self,
-        own: WorkerStore,
+        client: Client[TorchScriptOptimizer],
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str],
@@ -53,7 +53,7 @@ class ServerSteps(Steps):
         Raises NotSupportedError for an optimizer, a parameter or a buffer that can't be shared.
         """
         super().__init__(model, optimizer)
-        self._own = own
+        own = self._own = client.own
         self._syncs = syncs
         self._whole = needs_whole(optimizer)
         """Whether servers update whole tensors, and not slices."""
@@ -61,7 +61,7 @@ class ServerSteps(Steps):
         check_rows(optimizer, sparse)
         if own.codec_applies_momentum and optimizer.state:
             own.combine({Feature.STATES}, "the optimizer has trained before")
-        shared = self._shared = SharedModel(own, model, optimizer, buffers, self._whole, sparse)
+        shared = self._shared = SharedModel(client, model, optimizer, buffers, self._whole, sparse)
         self._of: Dict[int, Tuple[Bucket, Weight]] = {
             id(weight.parameter): (bucket, weight)
             for bucket in shared.buckets

@@ -24,8 +24,7 @@ from p3kv.frontends.torch.buffer_places import (
 from p3kv.frontends.torch.buffers import Alias, Buffers, Untrained
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
-from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn
-from p3kv.frontends.torch.pushes import pushes_of
+from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.refusals import (
     check_all_stay,
     check_parameter,
@@ -43,11 +42,10 @@ from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.early import EARLY, forget_with
 from p3kv.frontends.torch.values.table_weight import TableWeight
 from p3kv.frontends.torch.values.written import is_written
-from p3kv.store.resuming import Resuming
+from p3kv.store.client import Client
 from p3kv.wire.messages import Member
 from p3kv.worker import this_process
 from p3kv.worker.saving.cuts import Unpushed
-from p3kv.worker.stores import WorkerStore
 
 
 class SharedModel:
@@ -56,7 +54,7 @@ class SharedModel:
 
     def __init__(
         self,
-        own: WorkerStore,
+        client: Client[TorchScriptOptimizer],
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str],
@@ -69,16 +67,14 @@ class SharedModel:
 
         Raises NotSupportedError for what can't travel.
         """
-        worker = self.worker = this_process.worker()
+        worker, own = self.worker, self._own = client.worker, client.own
         check_rule(own.rule, own.consistency or worker.settings.consistency)
         self._how = own_or_shared(buffers, own.rule)
         self._chosen = buffers is not None
         if self._how == AVERAGE:
             check_all_stay(worker.settings, "the mean of buffers")
-        self._own = own
         self._uses = {"the optimizer": class_of(optimizer).__name__, "buffers=": self._how}
-        self.pushes = pushes_of(own, worker.rank)
-        self.resuming = Resuming(own, self.pushes, worker.rank, TorchGoesOn(own))
+        self.pushes, self.resuming = client.pushes, client.resuming
         self._devices = Devices(worker.abort)
         self.buckets = self._declared(model, optimizer, whole, sparse)
         self.every = [weight for bucket in self.buckets for weight in bucket.weights]
