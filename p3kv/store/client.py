@@ -48,6 +48,8 @@ class Request(NamedTuple):
     pushes: bool
     pulls: int
     """Of a push: how many pulls of the key were called before it. Of a pull: its number."""
+    own_step: int
+    """Which of the store's steps it was called in."""
     exact: bool
     changes: Optional[Future[bool]]
     """Of a push without a gradient: it is told whether another worker had one."""
@@ -120,7 +122,7 @@ class Client(Generic[O]):
     def initial(self, key: WorkerKey) -> Request:
         """Worker rank 0's push of a key's first value."""
         step = self.pushes.step
-        return Request(key, INITIAL_ROUND, step, 0, True, key.pulls, False, None, None)
+        return Request(key, INITIAL_ROUND, step, 0, True, key.pulls, 0, False, None, None)
 
     def publish_order(self, keys: Sequence[Key]) -> None:
         """Says in which order the forward pass needs the keys; worker rank 0's word counts."""
@@ -157,14 +159,17 @@ class Client(Generic[O]):
         goes_ahead = takes_value and self.pushes.optimizer is not None
         takes = key.consistency.goes_on_with(round_) if goes_ahead else None
         exact = key.is_exact(round_)
-        return Request(key, round_, step, priority, True, key.pulls, exact, changes, takes)
+        return Request(
+            key, round_, step, priority, True, key.pulls, key.own_step, exact, changes, takes
+        )
 
     def pull(self, key: WorkerKey, priority: int = 0, exact: bool = False) -> Request:
         """The value after this worker's last push; `exact`: as the servers have it, whatever the
         codec."""
         exact = exact or key.is_exact(key.round)
         step = self.pushes.step
-        return Request(key, key.round, step, priority, False, key.next_pull(), exact, None, None)
+        number = key.next_pull()
+        return Request(key, key.round, step, priority, False, number, 0, exact, None, None)
 
     def begin(
         self,
@@ -184,7 +189,7 @@ class Client(Generic[O]):
             source = source if request.changes is None else None
             transfer = Push(key, round_, step, source, target, done)
             transfer.after_pulls, transfer.changes = pulls, request.changes
-            transfer.takes = request.takes
+            transfer.takes, transfer.own_step = request.takes, request.own_step
             transfer.has_value = has_value and request.takes is None
         else:
             transfer = Pull(key, round_, step, pulls, target, done)

@@ -104,8 +104,7 @@ class Pushes(Generic[O]):
             self._unknown.append((key.key, changes))
         updates = self.updates[key.key] = self.updates.get(key.key, 0) + 1
         key.round += 1
-        if not key.codecs.gradients.in_place:
-            key.own_steps[key.round] = self._own.steps
+        key.own_step = self._own.steps
         if self._own.may_be_cut:
             key.exact_round = key.round
         if is_new_step:

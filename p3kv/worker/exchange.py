@@ -248,20 +248,20 @@ class Exchange:
             del self._pulls[header.request]
         else:
             key.filled = transfer.round, transfer.target
-            if isinstance(transfer, Pull):
-                del key.channel.relayed[transfer.round]
-            elif key.own_rounds and isinstance(transfer, Push):
-                self.counts.note_staleness(transfer.behind)
+            if key.channel.relayed:
+                key.channel.relayed.pop(transfer.round, None)
         self._times.value_arrived(transfer, late_s, server, worked_us)
         if not self._missing_values:
             self._egress.values_complete()
         transfer.done(None)
         if self._tracer.enabled:
             self._tracer.span(transfer.span(APPLIED))
-        if isinstance(transfer, Pull):
+        if isinstance(transfer, Push):
+            if key.own_rounds:
+                self.counts.note_staleness(transfer.behind)
+            self._end_round(transfer, header)  # which the value tells
+        elif isinstance(transfer, Pull):
             self.note_answered(transfer)
-        elif isinstance(transfer, Push):  # its result tells that its round has ended
-            self._end_round(transfer, header)
         if self._finished is not None:
             self._tell_finished()
 
@@ -295,8 +295,6 @@ class Exchange:
         channel.end(push.round)
         if push.round > INITIAL_ROUND:
             self._steps.count_ended(push.step, key.store)
-        if key.own_steps:
-            key.own_steps.pop(push.round, None)
         if push.changes is not None:
             push.changes.set_result(not header.flags & NO_GRADIENT)
         if push.route is not key.direct:

@@ -43,8 +43,8 @@ def features_of(declared: Union[DeclareKey, DeclaredKey], consistency: Consisten
 class WorkerKey:
     """A declared key: its runs on the servers, its codecs, and what the script has called.
 
-    `round`, `exact_round`, `is_exact`, `is_next_exchanged`, `value_is_due`, `pulls` and `next_pull`
-    belong to the thread that pushes and pulls.
+    `round`, `own_step`, `exact_round`, `is_exact`, `is_next_exchanged`, `value_is_due`, `pulls` and
+    `next_pull` belong to the thread that pushes and pulls.
     """
 
     def __init__(
@@ -72,9 +72,6 @@ class WorkerKey:
         self.members = declared.members
         self.dtype = declared.dtype
         self._layout = make_layout(declared.layout, declared.shape)
-        self.own_steps: Dict[int, int] = {}
-        """By round that has not ended, where a codec encodes gradients: which of its store's steps
-        it is pushed in. The script's thread adds, and the worker's takes away."""
         self.numpy_dtype = np.dtype(declared.dtype)
         self.item_bytes = self.numpy_dtype.itemsize
         self.size_elems = self._layout.size_elems
@@ -107,8 +104,10 @@ class WorkerKey:
         self.runs = declared.runs
         self.round = INITIAL_ROUND
         """The last round that this worker has pushed."""
+        self.own_step = 0
+        """Which of its store's steps that was."""
         self.exact_round = INITIAL_ROUND
-        """The last of these rounds whose value travels as it is, since a checkpoint may follow."""
+        """The last round whose value travels as it is, since a checkpoint may follow."""
         self.channel: Channel
         """Its rounds in the worker's thread, once that knows the key."""
         self.goes_on = False
@@ -267,6 +266,8 @@ class Transfer:
     """Whether this worker sends a gradient, or the initial value, by it."""
     norm = 0.0
     """Norm of the gradient, where the key's codec needs it."""
+    own_step = 0
+    """Of a push: which of its store's steps it was called in, for codecs; 0: as `step`."""
     pieces: Sequence[Slice] = ()
     """What is sent, and comes back, by itself, once it is under way."""
     route: Route
@@ -605,7 +606,7 @@ class Snapshots:
         travels = Push(self._key, push.round, push.step, source, value.ctypes.data, done)
         travels.priority, travels.exact, travels.ready_s = push.priority, push.exact, push.ready_s
         travels.after_pulls, travels.changes = push.after_pulls, push.changes
-        travels.lacking = push.lacking
+        travels.lacking, travels.own_step = push.lacking, push.own_step
         self.in_flight += 1
         return travels
 

@@ -273,6 +273,7 @@ class Exchange:
                 self._worker.begin, round_, step, pushes, changes, exact, lands, gathered
             )
         pulls = key.pulls if pushes else key.next_pull()
+        own_step = key.own_step
 
         def begin(source: Optional[torch.Tensor]) -> None:
             if gathered is not None and source is gathered.flat:
@@ -285,7 +286,7 @@ class Exchange:
                 transfer = Push(key, round_, step, source_at, target_at, done)
                 transfer.after_pulls, transfer.changes, transfer.takes = pulls, changes, takes
                 transfer.has_value = takes is None  # nobody else writes to the staging memory
-                transfer.lacking = lacking
+                transfer.lacking, transfer.own_step = lacking, own_step
             else:
                 transfer = Pull(key, round_, step, pulls, target_at, done)
             transfer.exact = exact

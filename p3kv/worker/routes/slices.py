@@ -299,5 +299,4 @@ class SliceRoute(SummedRoute):
 
 
 def _part(transfer: Transfer, piece: Slice) -> Part:
-    step = transfer.key.own_steps.get(transfer.round, transfer.step)
-    return Part(piece.offset, transfer.round, step, transfer.norm)
+    return Part(piece.offset, transfer.round, transfer.own_step or transfer.step, transfer.norm)
