@@ -25,10 +25,10 @@ from p3kv.consistency import (
 )
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.admission import Admission
+from p3kv.server.admission import Handshakes as ServersHandshakes
 from p3kv.server.consumer import Consumer
 from p3kv.server.dispatcher import Dispatcher
 from p3kv.server.engine.ledger import OwnRounds
-from p3kv.server.handshakes import Handshakes as ServersHandshakes
 from p3kv.server.lateness import Lateness
 from p3kv.server.optimizer import JobOptimizers, Optimizer
 from p3kv.server.workers import Workers

@@ -18,8 +18,8 @@ from p3kv.errors import P3Error
 from p3kv.wire.accounts import own_account
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.messages import FromScheduler, Refused, Welcomed, encode
-from p3kv.wire.monitor import receive_event
 from p3kv.wire.refusals import Refusals
+from p3kv.wire.scheduler_socket import receive_event
 from p3kv.wire.session import Session
 
 _ADDRESS = "inproc://zeromq.zap.01"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Any, Callable, Collection, List, Optional
+from typing import Any, Callable, Collection, List, Optional, Union
 
 import msgspec
 import numpy as np
@@ -35,10 +35,11 @@ from p3kv.wire.fields import (
     PulledHeader,
     PullHeader,
     PushHeader,
+    SliceValueHeader,
     StepHeader,
     UpdatedHeader,
 )
-from p3kv.wire.framing import Frame
+from p3kv.wire.framing import Frame, PriorityQueue, urgency
 from p3kv.wire.header import (
     CARRIES,
     ENCODED,
@@ -55,8 +56,7 @@ from p3kv.wire.header import (
 )
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import JobSettings, Squares, encode
-from p3kv.wire.queue import PriorityQueue, urgency
-from p3kv.wire.spans import span, trace_arrival, trace_departure
+from p3kv.wire.spans import span, trace_arrival, traced
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +84,26 @@ class Received(msgspec.Struct):
     """Of a slice that is pushed: when the gradient was ready."""
     since_ns: int = 0
     """When its header came, of a frame that is traced."""
+
+
+class _Value(Frame):
+    """A slice's value, whose buffer stays as it is until it has arrived."""
+
+    __slots__ = ("buffer",)
+    buffer: Buffer
+
+    def arrived(self) -> None:
+        self.buffer.end_send()
+
+
+class _LateValue(_Value):
+    """One that is encoded for its worker alone, when it begins to leave."""
+
+    __slots__ = ("make",)
+    make: Callable[[], memoryview]
+
+    def begin(self) -> memoryview:
+        return self.make()
 
 
 class Consumer:
@@ -398,12 +418,8 @@ class Consumer:
             worked_us=self._worked_us,
             late_us=slice_.late_us(header.rank, round_),
         )  # fmt: skip
-        buffer.begin_send()
         urgent = urgency(header.step, header.priority)
-        frame = Frame(urgent, answer, payload, None, buffer.end_send)
-        if self.tracer.enabled:
-            trace_departure(self.tracer, frame, header.rank)
-        connection.writer.push(frame)
+        self._send_value(header.rank, urgent, answer, buffer, payload)
 
     # Rounds that end.
 
@@ -465,23 +481,40 @@ class Consumer:
             connection = self._workers.connections[rank]
             if connection.closed or rank in self._workers.done:
                 continue
-            payload, on_arrived, encoded, worked_us, late_us = None, None, 0, 0, 0
+            buffer, payload, encoded, worked_us, late_us = None, None, 0, 0, 0
             if rank not in have_it:
                 buffer, payload, encoded = slice_.wire(
                     rank, True, ended.exact, rank in ended.have_last
                 )
-                buffer.begin_send()
-                on_arrived = buffer.end_send
                 worked_us, late_us = self._worked_us, slice_.late_us(rank, ended.round)
             header = UpdatedHeader(
                 Kind.UPDATED, self._rank, flags | encoded, key=slice_.plan.key_id,
                 slice=slice_.index, round=ended.round, step=ended.step, priority=ended.priority,
                 behind=behind, worked_us=worked_us, late_us=late_us,
             )  # fmt: skip
-            frame = Frame(urgent, header, payload, None, on_arrived)
-            if self.tracer.enabled:
-                trace_departure(self.tracer, frame, rank)
-            connection.writer.push(frame)
+            if buffer is None or payload is None:
+                connection.writer.push(Frame(urgent, header))
+            else:
+                self._send_value(rank, urgent, header, buffer, payload)
+
+    def _send_value(
+        self,
+        rank: int,
+        urgent: int,
+        header: SliceValueHeader,
+        buffer: Buffer,
+        payload: Union[memoryview, Callable[[], memoryview]],
+    ) -> None:
+        """Queues a value as it travels, which the buffer has."""
+        if isinstance(payload, memoryview):
+            frame = _Value(urgent, header, payload)
+        else:
+            frame = late = _LateValue(urgent, header)
+            late.make = payload
+        frame.buffer = buffer
+        buffer.begin_send()
+        queued = traced(self.tracer, frame, rank) if self.tracer.enabled else frame
+        self._workers.connections[rank].writer.push(queued)
 
     def _tell_ended(self, ended: Ended) -> None:
         """Tells workers that a round has ended, where no result does: their windows move on."""

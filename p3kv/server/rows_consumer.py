@@ -11,10 +11,11 @@ from p3kv.common.tracing import now_ns
 from p3kv.errors import ProtocolError
 from p3kv.server.consumer import Consumer, Received
 from p3kv.server.engine import RowsKey
+from p3kv.server.engine.sent_rows import SentRows
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
-from p3kv.wire.framing import Frame
+from p3kv.wire.framing import Frame, urgency
 from p3kv.wire.header import (
     CARRIES,
     ENCODED,
@@ -24,7 +25,6 @@ from p3kv.wire.header import (
     NO_GRADIENT,
     Kind,
 )
-from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
     NUMBER,
     check_frame,
@@ -32,7 +32,20 @@ from p3kv.wire.rows import (
     memory,
     unpacked,
 )
-from p3kv.wire.spans import trace_arrival, trace_departure
+from p3kv.wire.spans import trace_arrival, traced
+
+
+class _RowsFrame(Frame):
+    """Rows of a value, which are copied when the first frame that has them begins to leave."""
+
+    __slots__ = ("rows",)
+    rows: SentRows
+
+    def begin(self) -> memoryview:
+        return self.rows.payload()
+
+    def sent(self) -> None:
+        self.rows.end_send()
 
 
 class RowsConsumer:
@@ -160,6 +173,6 @@ class RowsConsumer:
                 frames=len(answer), first=rows.packed.first, rows=rows.packed.rows,
             )  # fmt: skip
             rows.begin_send()
-            frame = Frame(urgent, header, rows.payload, rows.end_send)
-            trace_departure(self._tracer, frame, request.rank)
-            connection.writer.push(frame)
+            frame = _RowsFrame(urgent, header)
+            frame.rows = rows
+            connection.writer.push(traced(self._tracer, frame, request.rank))

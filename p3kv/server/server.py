@@ -22,10 +22,9 @@ from p3kv.consistency import make_consistency
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.report.metrics import Metrics
 from p3kv.server import outer  # noqa: F401  registers it
-from p3kv.server.admission import Admission
+from p3kv.server.admission import Admission, Handshakes
 from p3kv.server.consumer import Consumer
 from p3kv.server.dispatcher import Dispatcher
-from p3kv.server.handshakes import Handshakes
 from p3kv.server.lateness import Lateness
 from p3kv.server.optimizer import JobOptimizers
 from p3kv.server.stalls import LOOK_EVERY_S

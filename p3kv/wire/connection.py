@@ -59,6 +59,19 @@ def new_memory(header: Header) -> Landing:
     return memory, memory
 
 
+class _Ack(Frame):
+    """Tells the peer what has arrived."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(URGENT, _ACK)
+        self.connection = connection
+
+    def sent(self) -> None:
+        self.connection.acknowledged()
+
+
 class Connection:
     """Frames in both directions over a link, driven by a `Loop`.
 
@@ -290,6 +303,7 @@ class Connection:
 
     def _take_arrived(self) -> None:
         """Has the handler take each frame that has arrived, and decide where the next one goes."""
+        header: Optional[Header]
         try:
             while not self._reader.missing and not self.closed:
                 if self._frame is not None:
@@ -298,34 +312,30 @@ class Connection:
                     if message is not None:
                         payload = decode(payload, message)
                     self.handler.arrivals[header.kind](self, header, payload)
-                if not self._begin_next():
+                    continue
+                header = self._reader.next_header()
+                if header is None:
                     break
+                if self.welcome:
+                    if header.received > self.writer.arrived_bytes:
+                        self.writer.arrived(header.received)
+                    if header.kind == Kind.ACK and not header.payload_bytes:
+                        continue
+                rule = self.conversation.hear(header)
+                if header.flags & ACKNOWLEDGE:
+                    self._asked = True
+                land = self.handler.landings.get(header.kind)
+                if land is not None:
+                    memory, payload = land(self, header)
+                else:
+                    memory, payload = new_memory(header) if rule.most_bytes else (None, None)
+                if memory:
+                    self._reader.land(memory)
+                self._frame = header, rule.message, payload
         except ProtocolError as error:
             self._lose(str(error))
         else:
             self._tell_if_due()
-
-    def _begin_next(self) -> bool:
-        """Takes the next header and decides where its payload goes; False if it has not come."""
-        header = self._reader.next_header()
-        if header is None:
-            return False
-        if self.welcome:
-            self.writer.arrived(header.received)
-            if header.kind == Kind.ACK and not header.payload_bytes:
-                return True
-        rule = self.conversation.hear(header)
-        if header.flags & ACKNOWLEDGE:
-            self._asked = True
-        land = self.handler.landings.get(header.kind)
-        if land is not None:
-            memory, payload = land(self, header)
-        else:
-            memory, payload = new_memory(header) if rule.most_bytes else (None, None)
-        if memory:
-            self._reader.land(memory)
-        self._frame = header, rule.message, payload
-        return True
 
     def _tell_if_due(self) -> None:
         """Has the peer know what has arrived, if it asked for that, or if it was much."""
@@ -335,9 +345,10 @@ class Connection:
             self._asked = False
             if owed_bytes:
                 self._telling = True
-                self.writer.push(Frame(URGENT, _ACK, on_sent=self._told))
+                self.writer.push(_Ack(self))
 
-    def _told(self) -> None:
+    def acknowledged(self) -> None:
+        """An ACK has left: more may have arrived since it began."""
         self._telling = False
         self._tell_if_due()
 

@@ -26,7 +26,6 @@ from p3kv.errors import (
 from p3kv.wire import silence
 from p3kv.wire.address import scheduler_address
 from p3kv.wire.credentials import Credentials
-from p3kv.wire.first_contact import FirstContact
 from p3kv.wire.messages import (
     UNKNOWN,
     Abort,
@@ -44,7 +43,7 @@ from p3kv.wire.messages import (
     decode,
     encode,
 )
-from p3kv.wire.scheduler_socket import SchedulerSocket, hello
+from p3kv.wire.scheduler_socket import FirstContact, SchedulerSocket, hello
 from p3kv.wire.session import Session
 from p3kv.wire.silence import SILENT_HINT, SILENT_S, OwnPauses, Silence, for_so_long
 

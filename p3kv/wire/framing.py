@@ -7,19 +7,73 @@ at the last moment which frame is the most urgent.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from itertools import islice
-from typing import Callable, Deque, List, Optional, Tuple, Union
+from typing import Deque, Generic, Iterator, List, Optional, Tuple, TypeVar, Union
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.fields import Header
 from p3kv.wire.header import HEADER_BYTES, pack_header, unpack_header
-from p3kv.wire.queue import PriorityQueue
 
 _READ_AHEAD_BYTES = 16 * 1024
 _BATCH_BYTES = 16 * 1024
 _MAX_BUFFERS = 256
 _TURN = -(2**63)
+
+T = TypeVar("T")
+
+
+class PriorityQueue(Generic[T]):
+    """Gives the item with the largest priority first; of a tie, the oldest item.
+
+    Not thread-safe: a queue belongs to one event loop.
+    """
+
+    __slots__ = ("_arrivals", "heap")
+
+    def __init__(self) -> None:
+        self.heap: List[Tuple[int, int, T]] = []
+        """Items in the queue; only to be asked whether there are any: it is asked often, and calls
+        of Python functions take time."""
+        self._arrivals = 0
+
+    def push(self, priority: int, item: T) -> None:
+        """Adds an item."""
+        self._arrivals += 1
+        heapq.heappush(self.heap, (-priority, self._arrivals, item))
+
+    def pop(self) -> T:
+        """Takes the first item; IndexError when there is none."""
+        return heapq.heappop(self.heap)[2]
+
+    def top_priority(self) -> int:
+        """The priority of the item that `pop` would give; IndexError when there is none."""
+        return -self.heap[0][0]
+
+    def clear(self) -> List[T]:
+        """Empties the queue and returns what was in it, in no particular order."""
+        items = list(self)
+        self.heap = []
+        return items
+
+    def __iter__(self) -> Iterator[T]:
+        """Items in the queue, in no particular order."""
+        return (item for _, _, item in self.heap)
+
+    def __len__(self) -> int:
+        return len(self.heap)
+
+
+def urgency(step: int, priority: int) -> int:
+    """The priority of a slice in a queue: older steps first, then the forward order.
+
+    The paper orders by layer alone. Then a worker that is one iteration ahead fills its links
+    with first layers that nobody can use yet, while the last layers of the straggler, which all
+    workers wait for, stay in the queue. The order counts steps and not rounds of a key: a layer
+    that is trained seldom has had few rounds, and would always be the oldest.
+    """
+    return priority - (step << 32)
 
 
 class FrameReader:
@@ -91,8 +145,6 @@ class FrameReader:
 
 Pieces = Union[memoryview, Tuple[memoryview, ...]]
 """A payload in one piece of memory, or in several."""
-Payload = Union[Pieces, Callable[[], Pieces]]
-"""A frame's payload, or what makes it when the frame begins to leave."""
 
 
 def size_of(payload: Pieces) -> int:
@@ -101,33 +153,48 @@ def size_of(payload: Pieces) -> int:
 
 
 class Frame:
-    """A frame that is to leave over one connection."""
+    """A frame that is to leave over one connection.
 
-    __slots__ = ("header", "in_turn", "on_arrived", "on_sent", "payload", "priority")
+    One that makes its payload late, or must know what becomes of it, is a subclass that has some of
+    the methods.
+    """
+
+    __slots__ = ("header", "in_turn", "payload", "priority")
+    makes_payload = tells_sent = tells_arrived = False
+    """Which of the methods a subclass has: most frames have none, and calls take time."""
+
+    def __init_subclass__(cls) -> None:
+        cls.makes_payload = cls.begin is not Frame.begin
+        cls.tells_sent = cls.sent is not Frame.sent
+        cls.tells_arrived = cls.arrived is not Frame.arrived
 
     def __init__(
         self,
         priority: int,
         header: Header,
-        payload: Optional[Payload] = None,
-        on_sent: Optional[Callable[[], None]] = None,
-        on_arrived: Optional[Callable[[], None]] = None,
+        payload: Optional[Pieces] = None,
         in_turn: bool = False,
     ) -> None:
-        """`payload` must stay as it is until `on_arrived` is called: the peer is known to have it
-        then. `on_sent` is called before, when all of it has left. `in_turn`: it may have to wait
-        for its turn.
-        """
+        """`payload` must stay as it is until the peer is known to have it (`arrived`). `in_turn`:
+        the frame may have to wait for its turn."""
         self.priority = priority
         self.header = header
         self.payload = payload
-        self.on_sent = on_sent
-        self.on_arrived = on_arrived
         self.in_turn = in_turn
 
+    def begin(self) -> Optional[Pieces]:
+        """Makes the payload when the frame begins to leave."""
+        return self.payload
 
-_Begun = Tuple[int, List[memoryview], Optional[Callable[[], None]]]
-"""Where a frame ends, its bytes, and its `on_arrived`."""
+    def sent(self) -> None:
+        """All of it has left."""
+
+    def arrived(self) -> None:
+        """The peer is known to have it."""
+
+
+_Begun = Tuple[int, List[memoryview], Optional[Frame]]
+"""Where a frame ends, its bytes, and the frame if it is to know that it has arrived."""
 
 
 class FrameWriter:
@@ -148,7 +215,8 @@ class FrameWriter:
         self._buffers: Deque[memoryview] = deque([memoryview(preamble)] if preamble else [])
         self._begun: Deque[_Begun] = deque()
         """Frames that have begun and that the peer may not have."""
-        self._on_sent: Deque[Tuple[int, Callable[[], None]]] = deque()
+        self._leaving: Deque[Tuple[int, Frame]] = deque()
+        """Frames that are to know when all of them has left, and where they end."""
         self._sent_bytes = -len(preamble)
         self.arrived_bytes = 0
         """Bytes that the peer has received, as far as it has said so."""
@@ -223,8 +291,8 @@ class FrameWriter:
                 break
             count -= first_bytes
             buffers.popleft()
-        while self._on_sent and self._on_sent[0][0] <= self._sent_bytes:
-            self._on_sent.popleft()[1]()
+        while self._leaving and self._leaving[0][0] <= self._sent_bytes:
+            self._leaving.popleft()[1].sent()
 
     def arrived(self, count: int) -> None:
         """Takes note that the peer has received the first `count` bytes; ProtocolError if so many
@@ -237,9 +305,9 @@ class FrameWriter:
         self.arrived_bytes = count
         begun = self._begun
         while begun and begun[0][0] <= count:
-            on_arrived = begun.popleft()[2]
-            if on_arrived is not None:
-                on_arrived()
+            frame = begun.popleft()[2]
+            if frame is not None:
+                frame.arrived()
 
     def resume(self, received: int, preamble: bytes = b"") -> None:
         """Goes on over a new link: after `preamble` comes what the peer has not received, of which
@@ -273,7 +341,7 @@ class FrameWriter:
                 frame = self._turns.popleft()
             else:
                 break
-            payload = frame.payload() if callable(frame.payload) else frame.payload
+            payload = frame.begin() if frame.makes_payload else frame.payload
             payload_bytes = 0 if payload is None else size_of(payload)
             parts = [memoryview(pack_header(frame.header, payload_bytes, received))]
             if isinstance(payload, tuple):
@@ -285,6 +353,6 @@ class FrameWriter:
             batch_bytes += frame_bytes
             self.begun_frames += 1
             self.begun_bytes += frame_bytes
-            self._begun.append((self.begun_bytes, parts, frame.on_arrived))
-            if frame.on_sent is not None:
-                self._on_sent.append((self.begun_bytes, frame.on_sent))
+            self._begun.append((self.begun_bytes, parts, frame if frame.tells_arrived else None))
+            if frame.tells_sent:
+                self._leaving.append((self.begun_bytes, frame))

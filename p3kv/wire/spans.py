@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 from p3kv.common.tracing import RECEIVE, SEND, UNKNOWN, Span, Tracer, now_ns
 from p3kv.wire.fields import TransferHeader
-from p3kv.wire.framing import Frame, Payload, Pieces, size_of
+from p3kv.wire.framing import Frame, Pieces, size_of
 
 
-def trace_departure(tracer: Tracer, frame: Frame, peer: int) -> None:
-    """Has a frame that is to be queued now be traced, if anything is. `peer`: whom it is for."""
-    if tracer.enabled and frame.payload is not None:
-        assert isinstance(frame.header, TransferHeader)
-        departure = _Departure(tracer, frame, frame.header, frame.payload, peer)
-        frame.payload, frame.on_sent = departure.begin, departure.end
+def traced(tracer: Tracer, frame: Frame, peer: int) -> Frame:
+    """The frame to queue in place of one with a payload, which traces it if anything is traced.
+    `peer`: whom it is for."""
+    has_payload = frame.makes_payload or frame.payload is not None
+    return _Traced(tracer, frame, peer) if tracer.enabled and has_payload else frame
 
 
-class _Departure:
-    __slots__ = ("_begun_ns", "_header", "_on_sent", "_payload", "_peer", "_since_ns",
-                 "_size_bytes", "_tracer")  # fmt: skip
+class _Traced(Frame):
+    __slots__ = ("_begun_ns", "_frame", "_peer", "_since_ns", "_size_bytes", "_tracer")
 
-    def __init__(
-        self, tracer: Tracer, frame: Frame, header: TransferHeader, payload: Payload, peer: int
-    ) -> None:
+    def __init__(self, tracer: Tracer, frame: Frame, peer: int) -> None:
+        super().__init__(frame.priority, frame.header, frame.payload, frame.in_turn)
         self._tracer = tracer
-        self._payload = payload
-        self._on_sent = frame.on_sent
+        self._frame = frame
         self._peer = peer
-        self._header = header
         self._since_ns = now_ns()
         self._begun_ns = 0
         self._size_bytes = 0
 
-    def begin(self) -> Pieces:
-        """The payload; called when the frame begins to leave."""
+    def begin(self) -> Optional[Pieces]:
         self._begun_ns = now_ns()
-        payload = self._payload
-        pieces = payload() if callable(payload) else payload
-        self._size_bytes = size_of(pieces)
+        pieces = self._frame.begin()
+        self._size_bytes = 0 if pieces is None else size_of(pieces)
         return pieces
 
-    def end(self) -> None:
+    def sent(self) -> None:
+        assert isinstance(self.header, TransferHeader)
         self._tracer.span(
-            span(SEND, self._header, self._since_ns, self._begun_ns, self._peer, self._size_bytes)
+            span(SEND, self.header, self._since_ns, self._begun_ns, self._peer, self._size_bytes)
         )
-        if self._on_sent is not None:
-            self._on_sent()
+        self._frame.sent()
+
+    def arrived(self) -> None:
+        self._frame.arrived()
 
 
 def trace_arrival(tracer: Tracer, header: TransferHeader, start_ns: int) -> None:

@@ -13,10 +13,9 @@ import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.fields import Header, RoundHeader, StateHeader
-from p3kv.wire.framing import Frame, FrameWriter
+from p3kv.wire.framing import Frame, FrameWriter, urgency
 from p3kv.wire.header import LAST_ROUND, MAX_STATE_BYTES, Kind
 from p3kv.wire.messages import MAX_KEY_ELEMS, StateOutline, encode
-from p3kv.wire.queue import urgency
 
 STATE_URGENCY = urgency(LAST_ROUND, -(2**31))
 """Behind every slice."""

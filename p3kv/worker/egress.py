@@ -28,7 +28,7 @@ class Egress:
 
     Turns: where that pays, gradients leave in the order in which they become ready until the
     backward pass is over, which is the same order on all workers; what is left then goes by
-    urgency. Connections are kept in step meanwhile (`wire/pace.py`).
+    urgency. Connections are kept in step meanwhile (`wire/loop.py`).
     """
 
     def __init__(

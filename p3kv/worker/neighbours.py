@@ -8,7 +8,6 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from functools import partial
 from hashlib import sha256
 from typing import Callable, Dict, Optional, Sequence, Set
 
@@ -29,6 +28,17 @@ _LOOK_EVERY = struct.pack("ll", 0, int(_LOOK_EVERY_S * 1e6))
 _BUFFER_BYTES = 1 << 20
 """Buffer size of a connection for frames without payloads: there is room for thousands."""
 _CREDENTIALS = struct.Struct("3i")
+
+
+class _Goodbye(Frame):
+    """This worker's goodbye to a neighbour."""
+
+    __slots__ = ("neighbours", "rank")
+    neighbours: Neighbours
+    rank: int
+
+    def arrived(self) -> None:
+        self.neighbours.ended(self.rank)
 
 
 class Neighbours(Handler):
@@ -90,9 +100,9 @@ class Neighbours(Handler):
             if connection.closed:
                 self.ended(rank)
             else:
-                connection.writer.push(
-                    Frame(LAST, header, memoryview(words), on_arrived=partial(self.ended, rank))
-                )
+                frame = _Goodbye(LAST, header, memoryview(words))
+                frame.neighbours, frame.rank = self, rank
+                connection.writer.push(frame)
 
     def ended(self, rank: int) -> None:
         """A neighbour has received this worker's goodbye, or has ended."""

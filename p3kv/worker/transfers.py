@@ -241,11 +241,11 @@ class SummedRoute(Route):
         memory: Optional[np.ndarray],
         flags: int,
         workers: int,
-        have_read: Callable[[], None],
+        is_needed: bool,
     ) -> None:
         """Sends the sum of gradients of so many workers, to which the transfer belongs. It is made
-        in the order of the parts when it begins to leave, of slices in `memory`; `have_read` is
-        called when the parts are needed no more."""
+        in the order of the parts when it begins to leave, of slices in `memory`. `is_needed`: the
+        transfer's own gradient is needed until then."""
 
 
 class Transfer:

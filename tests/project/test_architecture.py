@@ -155,12 +155,12 @@ BUDGETS = {
     "processes": (2400, 12),
     "report": (1350, 9),
     "scheduler": (2275, 9),
-    "server": (5725, 35),
+    "server": (5725, 34),
     "slicing": (625, 4),
     "tools": (4075, 22),
     "transport": (625, 4),
-    "wire": (5475, 36),
-    "worker": (8370, 37),
+    "wire": (5450, 32),
+    "worker": (8440, 36),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
 beside it: raise a number only together with a reason."""

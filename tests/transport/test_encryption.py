@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from p3kv.errors import ProtocolError
-from p3kv.server.handshakes import Handshakes
+from p3kv.server.admission import Handshakes
 from p3kv.transport import Link
 from p3kv.transport.tls import Tls, TlsLink, context_of_server, make_certificate
 from p3kv.wire.connection import Connection

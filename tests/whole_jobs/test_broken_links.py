@@ -19,6 +19,7 @@ from p3kv.wire.framing import Frame, FrameReader, FrameWriter
 from p3kv.wire.header import HEADER_BYTES, Kind
 from p3kv.wire.session import Session
 from tests.consistency.test_schedules import RULES, SELDOM, STEPS, Moods, Script, Training, values
+from tests.handling import Told
 
 WELCOME = b"welcome"
 
@@ -67,9 +68,9 @@ def test_frames_arrive_once_and_in_order_whatever_links_lose(
     for number, payload in enumerate(payloads):
         header = PushHeader(Kind.PUSH, 0, key=number)
         memory = memoryview(payload)
-        writer.push(Frame(
-            0, header, (lambda memory=memory: memory) if made_late else memory,
-            partial(sent.append, number), partial(arrived.append, number),
+        writer.push(Told(
+            0, header, memory, make=(lambda memory=memory: memory) if made_late else None,
+            sent=partial(sent.append, number), arrived=partial(arrived.append, number),
         ))  # fmt: skip
     on_way = b""
     preamble = 0

@@ -16,6 +16,7 @@ from p3kv.wire.fields import Header, PushHeader
 from p3kv.wire.framing import Frame, FrameReader, FrameWriter
 from p3kv.wire.header import HEADER_BYTES, Kind, pack_header, unpack_header
 from p3kv.wire.protocol import Conversation, Phase, Rule
+from tests.handling import Told
 
 BATCH_BYTES = 16 * 1024
 """Small frames go together up to about this size: the most that an urgent frame waits for,
@@ -231,7 +232,7 @@ class Model:
         header, payload = frame(number, priority, payload_bytes)
         self.sizes.append(HEADER_BYTES + payload_bytes)
         self.waiting.append((priority, number))
-        self.writer.push(Frame(priority, header, payload, self._on_sent(number)))
+        self.writer.push(Told(priority, header, payload, sent=self._on_sent(number)))
 
     def _on_sent(self, number: int) -> Callable[[], None]:
         def on_sent() -> None:

@@ -18,7 +18,7 @@ from p3kv.wire.framing import Frame
 from p3kv.wire.header import HEADER_BYTES, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
-from tests.handling import Nobody
+from tests.handling import Nobody, Told
 
 DEADLINE_S = 60.0
 
@@ -279,7 +279,7 @@ def test_a_fast_link_takes_a_large_frame_in_few_bites_and_begins_no_other_meanwh
         return memoryview(bytes(size_bytes))
 
     for _ in range(frames):
-        connection.writer.push(Frame(0, PushHeader(Kind.PUSH, 0), payload))
+        connection.writer.push(Told(0, PushHeader(Kind.PUSH, 0), make=payload))
     left = frames * (size_bytes + HEADER_BYTES)
 
     def read() -> None:
@@ -308,7 +308,8 @@ def test_of_frames_as_urgent_that_goes_whose_connection_has_sent_nothing_for_lon
     def queue(*numbers: int) -> None:
         for number in numbers:
             header = PushHeader(Kind.PUSH, 0)
-            connections[number].writer.push(Frame(0, header, None, partial(order.append, number)))
+            told = Told(0, header, sent=partial(order.append, number))
+            connections[number].writer.push(told)
 
     for numbers in ((2, 1, 0), (0,), (0, 1, 2)):
         loop.call_soon(queue, *numbers)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p3kv.wire.queue import PriorityQueue
+from p3kv.wire.framing import PriorityQueue
 
 # Few different priorities, so that ties are common; None takes an item out.
 steps = st.lists(st.one_of(st.none(), st.integers(-3, 3), st.sampled_from([-(2**31), 2**31 - 1])))

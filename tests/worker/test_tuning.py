@@ -18,9 +18,8 @@ from p3kv.slicing import LEAST_CREDIT_BYTES, gradient_credit_bytes
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import FrameWriter
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.loop import Drain, Loop
+from p3kv.wire.loop import Drain, Loop, Pace
 from p3kv.wire.messages import DeclaredKey, Measured, SliceSizes
-from p3kv.wire.pace import Pace
 from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.egress import Egress
 from p3kv.worker.measuring.step_parts import Parts

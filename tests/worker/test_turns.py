@@ -7,11 +7,11 @@ from typing import Dict, List, cast
 
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import Header
-from p3kv.wire.framing import Frame, FrameWriter
+from p3kv.wire.framing import FrameWriter
 from p3kv.wire.header import Kind
-from p3kv.wire.loop import Loop
-from p3kv.wire.pace import Pace
+from p3kv.wire.loop import Loop, Pace
 from p3kv.worker.egress import Egress
+from tests.handling import Told
 
 PASS_BYTES = 1000
 BACKWARD = (1, 2, 3, 4)
@@ -36,9 +36,9 @@ class Sent:
         self._begun_bytes += size_bytes
         if last:
             self._step, self._begun_bytes = self._step + 1, 0
-        self.writer.push(Frame(
-            urgency, Header(Kind.ACK, 0), on_sent=lambda: self._left.append(urgency),
-            in_turn=in_turn,
+        self.writer.push(Told(
+            urgency, Header(Kind.ACK, 0), in_turn=in_turn,
+            sent=lambda: self._left.append(urgency),
         ))  # fmt: skip
 
     def left(self) -> List[int]:

@@ -3,7 +3,7 @@ for all."""
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import reduce
 from operator import and_
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -218,15 +218,12 @@ class Carried:
             memory = None if by_rows else self._memory.of_sum(transfer.key, piece)
             transfer.key.direct.send_sum(
                 transfer, piece, [parts[rank] for rank in sorted(parts)], memory, flags, workers,
-                partial(self._have_read, part),
+                not part.handed_in,
             )  # fmt: skip
         else:
             transfer.key.direct.send_empty(transfer, piece, flags | NO_GRADIENT, workers)
-            self._have_read(part)
-
-    def _have_read(self, part: _Summand) -> None:
-        if not part.handed_in:
-            self.read(part.transfer, part.piece)
+            if not part.handed_in:
+                self.read(transfer, piece)
 
     def _receive_for_others(self, transfer: Push) -> None:
         """Has the values arrive in the shared memory of which only neighbours want any."""

@@ -9,9 +9,8 @@ import numpy as np
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection, Landing, new_memory
 from p3kv.wire.fields import PullRowsHeader, RowsHeader
-from p3kv.wire.framing import Frame
+from p3kv.wire.framing import Frame, urgency
 from p3kv.wire.header import EXACT, INITIAL_ROUND, Kind
-from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
     NUMBER,
     Rows,

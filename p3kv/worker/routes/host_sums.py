@@ -33,7 +33,7 @@ from p3kv.wire.fields import (
     UpdatedHeader,
     ValueHeader,
 )
-from p3kv.wire.framing import Frame
+from p3kv.wire.framing import Frame, PriorityQueue
 from p3kv.wire.header import (
     HEADER_BYTES,
     IN_HOST_SUM,
@@ -45,7 +45,6 @@ from p3kv.wire.header import (
     passed_s,
 )
 from p3kv.wire.messages import LastRounds, SliceSizes, encode
-from p3kv.wire.queue import PriorityQueue
 from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.routes.carried import Carried, Carriers, wants_result

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import accumulate
 from typing import (
     Callable,
     Dict,
     Iterable,
     Iterator,
+    List,
     Mapping,
     NamedTuple,
     Optional,
@@ -53,7 +53,7 @@ from p3kv.wire.rows import (
     unpacked,
 )
 from p3kv.wire.slice_sizes import SliceSizesByRound
-from p3kv.wire.spans import trace_arrival, trace_departure
+from p3kv.wire.spans import trace_arrival, traced
 from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.transfers import Done, Pull, Push, SummedRoute, Transfer, WorkerKey
@@ -174,6 +174,57 @@ class Answer:
         self.next_row = 0
 
 
+class _RowsFrame(Frame):
+    """Rows of a push. What is encoded when it begins to leave has memory of its own; else the
+    gradient itself is sent, and stays as it is until it has arrived."""
+
+    __slots__ = ("encodes", "packed", "route", "rows", "transfer")
+    encodes: bool
+    packed: Packed
+    route: RowsRoute
+    rows: slice
+    transfer: RowsPush
+
+    def begin(self) -> Pieces:
+        transfer, rows = self.transfer, self.rows
+        some = Rows(transfer.numbers[rows], transfer.elements[rows])
+        return self.route.made(transfer, some, self.encodes, self.packed)
+
+    def sent(self) -> None:
+        if self.encodes:
+            self.route.needed_no_more(self.transfer)
+
+    def arrived(self) -> None:
+        if not self.encodes:
+            self.route.needed_no_more(self.transfer)
+
+
+class _SumOfRows(Frame):
+    """Some rows of the sum of a host's gradients, made when they begin to leave."""
+
+    __slots__ = (
+        "encodes", "is_needed", "numbers", "packed", "parts", "piece", "route", "transfer",
+    )  # fmt: skip
+    encodes: bool
+    is_needed: bool
+    """Whether the transfer waits until the sum is made."""
+    numbers: np.ndarray
+    packed: Packed
+    parts: Sequence[Rows]
+    piece: Slice
+    route: RowsRoute
+    transfer: Push
+
+    def begin(self) -> Pieces:
+        total = summed(self.numbers, self.parts, self.transfer.key.sum_dtype)
+        if len(self.parts) == 1 and not self.encodes:  # the sum may be a view of it
+            total = Rows(total.numbers, total.elements.copy())
+        payload = self.route.made(self.transfer, total, self.encodes, self.packed)
+        if self.is_needed:
+            self.route.sum_made(self.transfer, self.piece)
+        return payload
+
+
 class _Landed(NamedTuple):
     """Rows of an answer that arrive."""
 
@@ -215,7 +266,8 @@ class RowsRoute(SummedRoute):
             return
         key = transfer.key
         encodes = transfer.round > INITIAL_ROUND and not key.codecs.gradients.in_place
-        queued = []
+        urgent = transfer.urgent
+        queued: List[Tuple[int, Frame]] = []
         for run in runs_of(key):
             ends = transfer.numbers.searchsorted((run.first, run.first + run.rows))
             start, count = int(ends[0]), int(ends[1] - ends[0])
@@ -225,18 +277,14 @@ class RowsRoute(SummedRoute):
                 numbers = packed(transfer.numbers[rows] - run.first)
                 # What is encoded has memory of its own; else the gradient itself is sent.
                 flags = ENCODED if encodes else ACKNOWLEDGE
-                frame = self._frame(transfer, len(cut), flags, numbers=numbers)
-                frame.payload = partial(self._payload, transfer, rows, encodes, numbers)
-                needed_no_more = partial(self._needed_no_more, transfer)
-                if encodes:
-                    frame.on_sent = needed_no_more
-                else:
-                    frame.on_arrived = needed_no_more
-                trace_departure(self._tracer, frame, run.server)
-                queued.append((run.server, frame))
+                header = self._header(transfer, len(cut), flags, numbers=numbers)
+                frame = _RowsFrame(urgent, header)
+                frame.route, frame.transfer, frame.rows = self, transfer, rows
+                frame.packed, frame.encodes = numbers, encodes
+                queued.append((run.server, traced(self._tracer, frame, run.server)))
         transfer.missing_frames = len(queued)
-        for server, frame in queued:
-            self._egress.push(server, transfer.gate_step, frame)
+        for server, one in queued:
+            self._egress.push(server, transfer.gate_step, one)
         self._counts["slices_sent"] += len(queued)
 
     def _say_no_gradient(self, transfer: RowsPush) -> None:
@@ -258,7 +306,7 @@ class RowsRoute(SummedRoute):
         return Rows(numbers, transfer.elements[start:end])
 
     def send_empty(self, transfer: Push, piece: Slice, flags: int, workers: int = 0) -> None:
-        frame = self._frame(transfer, 1, flags, workers)
+        frame = Frame(transfer.urgent, self._header(transfer, 1, flags, workers))
         self._egress.push(piece.server, transfer.gate_step, frame)
 
     def send_sum(
@@ -269,7 +317,7 @@ class RowsRoute(SummedRoute):
         memory: Optional[np.ndarray],
         flags: int,
         workers: int,
-        have_read: Callable[[], None],
+        is_needed: bool,
     ) -> None:
         key = transfer.key
         encodes = not key.codecs.gradients.in_place
@@ -278,13 +326,14 @@ class RowsRoute(SummedRoute):
         flags |= ENCODED if encodes else 0
         for some in cut:
             as_packed = packed(numbers[some])
-            frame = self._frame(transfer, len(cut), flags, workers, as_packed)
-            last = have_read if some is cut[-1] else None
-            frame.payload = partial(
-                self._payload_of_sum, transfer, numbers[some], parts, encodes, as_packed, last
+            header = self._header(transfer, len(cut), flags, workers, as_packed)
+            frame = _SumOfRows(transfer.urgent, header)
+            frame.route, frame.transfer, frame.piece, frame.parts = self, transfer, piece, parts
+            frame.numbers, frame.packed, frame.encodes = numbers[some], as_packed, encodes
+            frame.is_needed = is_needed and transfer.target is None and some is cut[-1]
+            self._egress.push(
+                piece.server, transfer.gate_step, traced(self._tracer, frame, piece.server)
             )
-            trace_departure(self._tracer, frame, piece.server)
-            self._egress.push(piece.server, transfer.gate_step, frame)
         self._counts["slices_sent"] += len(cut)
 
     def _cut(self, transfer: Transfer, rows: int) -> Sequence[slice]:
@@ -294,61 +343,43 @@ class RowsRoute(SummedRoute):
         most, row_bytes = key.rows_in_slice(slice_size), key.row_elems * key.item_bytes
         return list(pieces(rows, most, row_bytes, transfer.priority))
 
-    def _frame(
+    def _header(
         self,
         transfer: Transfer,
         frames: int,
         flags: int,
         workers: int = 0,
         numbers: Packed = _NONE,
-    ) -> Frame:
-        """One of so many frames of a push to a server."""
-        header = PushRowsHeader(
+    ) -> PushRowsHeader:
+        """The header of one of so many frames of a push to a server."""
+        return PushRowsHeader(
             Kind.PUSH_ROWS, self._rank, flags | numbers.flags, key=transfer.key.key_id,
             round=transfer.round, step=transfer.step, priority=transfer.priority, frames=frames,
             workers=workers, first=numbers.first, rows=numbers.rows,
         )  # fmt: skip
-        return Frame(transfer.urgent, header)
 
-    def _payload(self, transfer: RowsPush, rows: slice, encodes: bool, numbers: Packed) -> Pieces:
-        """Made when the frame begins to leave."""
-        some = Rows(transfer.numbers[rows], transfer.elements[rows])
-        return self._made(transfer.key, transfer.round, some, encodes, numbers)
-
-    def _payload_of_sum(
-        self,
-        transfer: Transfer,
-        numbers: np.ndarray,
-        parts: Sequence[Rows],
-        encodes: bool,
-        as_packed: Packed,
-        have_read: Optional[Callable[[], None]],
-    ) -> Pieces:
+    def made(self, transfer: Transfer, some: Rows, encodes: bool, numbers: Packed) -> Pieces:
+        """Rows as they travel."""
         key = transfer.key
-        total = summed(numbers, parts, key.sum_dtype)
-        if len(parts) == 1 and not encodes:  # the sum may be a view of it
-            total = Rows(total.numbers, total.elements.copy())
-        payload = self._made(key, transfer.round, total, encodes, as_packed)
-        if have_read is not None:
-            have_read()
-        return payload
-
-    def _made(
-        self, key: WorkerKey, round: int, some: Rows, encodes: bool, numbers: Packed
-    ) -> Pieces:
         payload: Pieces
         if encodes:
             most_bytes = key.codecs.gradients.most_bytes(some.elements.size)
-            payload = some.encoded(numbers.gaps, key.encoder, part_of_rows(round), most_bytes)
+            part = part_of_rows(transfer.round)
+            payload = some.encoded(numbers.gaps, key.encoder, part, most_bytes)
         else:
             payload = some.in_place(numbers.gaps)
         self._counts["bytes_sent"] += size_of(payload)
         return payload
 
-    def _needed_no_more(self, transfer: RowsPush) -> None:
+    def needed_no_more(self, transfer: RowsPush) -> None:
+        """A frame needs a push's rows no more."""
         transfer.missing_frames -= 1
         if not transfer.missing_frames:
             self._exchange.slice_sent(transfer, transfer.key.size_elems)
+
+    def sum_made(self, transfer: Push, piece: Slice) -> None:
+        """A push's rows for a server are in a sum, and needed no more."""
+        self._exchange.slice_sent(transfer, piece.length)
 
     def request(self, transfer: Pull) -> None:
         assert isinstance(transfer, RowsPull)

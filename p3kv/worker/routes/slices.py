@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Callable, Mapping, Optional, Sequence, Set, Tuple
+from typing import Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.fields import PulledHeader, PullHeader, PushHeader, SliceValueHeader, UpdatedHeader
-from p3kv.wire.framing import Frame, Payload
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import (
     ACKNOWLEDGE,
     ENCODED,
@@ -26,7 +25,7 @@ from p3kv.wire.header import (
     clock_us,
 )
 from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
-from p3kv.wire.spans import trace_arrival, trace_departure
+from p3kv.wire.spans import trace_arrival, traced
 from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.transfers import Pull, Push, SummedRoute, Transfer, WorkerKey, memory_at
@@ -34,6 +33,64 @@ from p3kv.worker.transfers import Pull, Push, SummedRoute, Transfer, WorkerKey, 
 _Landed = Tuple[Transfer, Slice, memoryview, Optional[memoryview], int]
 """A slice that arrives: where it goes in its transfer's target, its payload if that is encoded, and
 when its header came, if it is traced."""
+
+
+class _KeptSlice(Frame):
+    """A slice of a gradient that stays as it is until the slice has arrived: no result tells."""
+
+    __slots__ = ("piece", "route", "transfer")
+    piece: Slice
+    route: SliceRoute
+    transfer: Push
+
+    def arrived(self) -> None:
+        self.route.sent(self.transfer, self.piece)
+
+
+class _EncodedSlice(_KeptSlice):
+    """A slice that is encoded when it begins to leave: a large tensor's first slice does not wait
+    for its last. Its payload is the gradient."""
+
+    __slots__ = ()
+
+    def begin(self) -> memoryview:
+        assert isinstance(self.payload, memoryview)
+        return self.route.encoded(self.transfer, self.piece, self.payload)
+
+    def arrived(self) -> None:
+        if self.transfer.target is None:
+            super().arrived()
+
+
+class _Sum(Frame):
+    """The sum of a host's gradients, made when it begins to leave."""
+
+    __slots__ = ("encodes", "is_needed", "parts", "piece", "route", "total", "transfer")
+    encodes: bool
+    is_needed: bool
+    """Whether the transfer waits until the sum is made."""
+    parts: Sequence[np.ndarray]
+    piece: Slice
+    route: SliceRoute
+    total: np.ndarray
+    transfer: Push
+
+    def begin(self) -> memoryview:
+        total, parts = self.total, self.parts
+        if len(parts) == 1:
+            total[:] = parts[0]
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.add(parts[0], parts[1], out=total, dtype=total.dtype)
+                for one in parts[2:]:
+                    np.add(total, one, out=total)
+        if self.is_needed:
+            self.route.sent(self.transfer, self.piece)
+        summed = total.data.cast("B")
+        if self.encodes:
+            return self.route.encoded(self.transfer, self.piece, summed)
+        self.route.count_bytes(summed)
+        return summed
 
 
 class SliceRoute(SummedRoute):
@@ -88,6 +145,7 @@ class SliceRoute(SummedRoute):
             if transfer.key.codecs.gradients.needs_norm:
                 transfer.norm = norm(transfer.gradient())
         gives_value = transfer.round == INITIAL_ROUND and transfer.key.codecs.values.of_each_worker
+        urgent, in_turn = transfer.urgent, not transfer.key.own_rounds
         zeros = transfer.key.zero_rows
         if zeros is not None and not (
             transfer.round > INITIAL_ROUND and zeros.looks(transfer.round)
@@ -105,19 +163,21 @@ class SliceRoute(SummedRoute):
                 parts = (np.frombuffer(memory, transfer.key.numpy_dtype),)
                 encodes = zeros.left_out(transfer.round, parts, piece.offset)
                 flags = flags | ENCODED if encodes else flags & ~ENCODED
-            payload: Payload = memory
-            if encodes:
-                payload = partial(self._encoded, transfer, piece, memory)
-            on_arrived = None
-            if no_result:
-                on_arrived = partial(self._exchange.slice_sent, transfer, piece.length)
-            self._send(transfer, piece, payload, flags, on_arrived)
+            header = self._header(transfer, piece, flags)
+            if not encodes and not no_result:
+                self._queue(transfer, piece, Frame(urgent, header, memory, in_turn))
+                continue
+            frame = (_EncodedSlice if encodes else _KeptSlice)(urgent, header, memory, in_turn)
+            frame.route, frame.transfer, frame.piece = self, transfer, piece
+            self._queue(transfer, piece, frame)
 
     def gradient(self, transfer: Push, piece: Slice) -> np.ndarray:
         return transfer.gradient()[piece.offset : piece.offset + piece.length]
 
     def send_empty(self, transfer: Push, piece: Slice, flags: int, workers: int = 0) -> None:
-        self._send(transfer, piece, None, flags, workers=workers)
+        header = self._header(transfer, piece, flags, workers)
+        in_turn = not transfer.key.own_rounds
+        self._queue(transfer, piece, Frame(transfer.urgent, header, None, in_turn))
 
     def send_sum(
         self,
@@ -127,46 +187,44 @@ class SliceRoute(SummedRoute):
         memory: Optional[np.ndarray],
         flags: int,
         workers: int,
-        have_read: Callable[[], None],
+        is_needed: bool,
     ) -> None:
+        assert memory is not None
         key = transfer.key
         encodes = not key.codecs.gradients.in_place
-        if key.zero_rows is not None and memory is not None and memory.dtype == key.numpy_dtype:
+        if key.zero_rows is not None and memory.dtype == key.numpy_dtype:
             encodes = key.zero_rows.left_out(transfer.round, parts, piece.offset)
         if encodes:
             flags |= ENCODED
-        payload = partial(self._sum, transfer, piece, parts, memory, encodes, have_read)
-        self._send(transfer, piece, payload, flags, workers=workers)
+        header = self._header(transfer, piece, flags, workers)
+        frame = _Sum(transfer.urgent, header, None, not key.own_rounds)
+        frame.route, frame.transfer, frame.piece = self, transfer, piece
+        frame.parts, frame.total, frame.encodes = parts, memory, encodes
+        frame.is_needed = is_needed and transfer.target is None
+        self._queue(transfer, piece, frame)
 
-    def _send(
-        self,
-        transfer: Push,
-        piece: Slice,
-        payload: Optional[Payload],
-        flags: int,
-        on_arrived: Optional[Callable[[], None]] = None,
-        workers: int = 0,
-    ) -> None:
-        """Queues the frame of a slice of a push; `workers`: of a sum, of how many it is."""
-        key = transfer.key
+    def _header(self, transfer: Push, piece: Slice, flags: int, workers: int = 0) -> PushHeader:
+        """The header of a slice of a push; `workers`: of a sum, of how many it is."""
         if transfer.exact:
             flags |= EXACT
         if transfer.has_value and flags & WANTS_RESULT:
             flags |= self._has_value(transfer, flags)
-        header = PushHeader(
-            Kind.PUSH, self._rank, flags, key=key.key_id, slice=piece.index, round=transfer.round,
-            step=transfer.step, priority=transfer.priority, ready_us=clock_us(transfer.ready_s),
-            workers=workers, lacking=transfer.lacking,
+        return PushHeader(
+            Kind.PUSH, self._rank, flags, key=transfer.key.key_id, slice=piece.index,
+            round=transfer.round, step=transfer.step, priority=transfer.priority,
+            ready_us=clock_us(transfer.ready_s), workers=workers, lacking=transfer.lacking,
         )  # fmt: skip
-        frame = Frame(transfer.urgent, header, payload, None, on_arrived, not key.own_rounds)
-        if payload is not None:
-            # What is made when the frame begins to leave is counted then.
-            size_bytes = len(payload) if isinstance(payload, memoryview) else 0
-            self._exchange.counts["bytes_sent"] += size_bytes
+
+    def _queue(self, transfer: Push, piece: Slice, frame: Frame) -> None:
+        if frame.payload is not None or frame.makes_payload:
             self._exchange.counts["slices_sent"] += 1
+            if not frame.makes_payload:  # else its bytes are counted when they are made
+                assert isinstance(frame.payload, memoryview)
+                self._exchange.counts["bytes_sent"] += len(frame.payload)
             if self._tracer.enabled:
-                trace_departure(self._tracer, frame, piece.server)
-        self._egress.push(piece.server, transfer.step if key.is_gated else 0, frame)
+                frame = traced(self._tracer, frame, piece.server)
+        gate_step = transfer.step if transfer.key.is_gated else 0
+        self._egress.push(piece.server, gate_step, frame)
 
     @staticmethod
     def _has_value(transfer: Push, flags: int) -> int:
@@ -177,40 +235,22 @@ class SliceRoute(SummedRoute):
         has_last = leaves_out and key.filled == (transfer.round - 1, transfer.target)
         return HAS_VALUE if has_last else 0
 
-    def _sum(
-        self,
-        transfer: Push,
-        piece: Slice,
-        parts: Sequence[np.ndarray],
-        memory: Optional[np.ndarray],
-        encodes: bool,
-        have_read: Callable[[], None],
-    ) -> memoryview:
-        assert memory is not None
-        total = memory
-        if len(parts) == 1:
-            total[:] = parts[0]
-        else:
-            with np.errstate(over="ignore", invalid="ignore"):
-                np.add(parts[0], parts[1], out=total, dtype=total.dtype)
-                for one in parts[2:]:
-                    np.add(total, one, out=total)
-        have_read()
-        summed = total.data.cast("B")
-        if encodes:
-            return self._encoded(transfer, piece, summed)
-        self._exchange.counts["bytes_sent"] += len(summed)
-        return summed
+    def sent(self, transfer: Push, piece: Slice) -> None:
+        """A slice of the gradient is needed no more."""
+        self._exchange.slice_sent(transfer, piece.length)
 
-    def _encoded(self, transfer: Push, piece: Slice, memory: memoryview) -> memoryview:
-        """A slice as it travels, made when it begins to leave: a large tensor's first slice does
-        not wait for its last."""
+    def encoded(self, transfer: Push, piece: Slice, memory: memoryview) -> memoryview:
+        """A slice as it travels."""
         key = transfer.key
         out = memoryview(bytearray(key.codecs.gradients.most_bytes(piece.length)))
         elements = np.frombuffer(memory, key.numpy_dtype)
         payload = out[: key.encoder.encode(elements, _part(transfer, piece), out)]
-        self._exchange.counts["bytes_sent"] += len(payload)
+        self.count_bytes(payload)
         return payload
+
+    def count_bytes(self, payload: memoryview) -> None:
+        """Counts a payload that was made when its frame began to leave."""
+        self._exchange.counts["bytes_sent"] += len(payload)
 
     # On their way back.
 
