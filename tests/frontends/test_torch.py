@@ -80,6 +80,21 @@ def test_a_job_that_is_killed_goes_on_bit_for_bit_with_other_servers_and_slices(
     assert compared.code == 0, compared.output
 
 
+def test_a_layer_that_is_frozen_at_the_checkpoint_goes_on_bit_for_bit_though_values_are_rounded(
+    tmp_path: Path,
+) -> None:
+    paths = tmp_path / "undisturbed", tmp_path / "goes on"
+    for path, ends in zip((*paths, paths[1]), (9, 6, 9)):
+        result = job(
+            "torch_frozen_resumed.py", path, ends, P3KV_VALUE_CODEC="float16",
+            P3KV_CHECKPOINT_DIR=f"{path} checkpoints", P3KV_CHECKPOINT_EVERY=5,
+            P3KV_RESUME=int(path == paths[1] and ends == 9),
+        )  # fmt: skip
+        assert result.code == 0, result.output
+    compared = weights(*(path.with_name(f"{path.name}1") for path in paths))
+    assert compared.code == 0, compared.output
+
+
 @pytest.mark.parametrize(
     ("dtype", "name"),
     [

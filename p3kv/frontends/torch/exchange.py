@@ -19,7 +19,7 @@ from p3kv.frontends.torch.values.copies import Then
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.leaving import LEAVE_OUT_BEFORE, Leaving, is_part
 from p3kv.frontends.torch.values.watched import leave_entrances, watch_entrances
-from p3kv.frontends.torch.values.written import Written
+from p3kv.frontends.torch.values.written import Written, is_written
 from p3kv.store.pushes import Pushes
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.stores import WorkerStore
@@ -266,7 +266,11 @@ class Exchange:
         takes = None
         if pushes and lands and not key.touched_only:
             takes = key.consistency.goes_on_with(round_)
-        bucket.note_changes(round_, takes, changes)
+        its = changes
+        rounds = not key.codecs.values.in_place and key.consistency.local is None
+        if changes is not None and exact and rounds and not is_written(bucket.weights[0]):
+            its = None  # the checkpoint that may follow has the servers' own value
+        bucket.note_changes(round_, takes, its)
         bucket.begin()
         if isinstance(bucket, RowsBucket):
             return bucket.exchange(
