@@ -13,6 +13,7 @@ from p3kv.worker import this_process
 from torch import nn
 
 from joined_batch import mean_gradients
+from torch_refusals import refused
 
 STEPS, LAYERS = 12, 5
 
@@ -68,8 +69,78 @@ def one_process(net: Net, optimizer: torch.optim.Optimizer, step: int, workers: 
     optimizer.step()
 
 
+def one_hook_does_while_the_order_stays() -> None:
+    """torch tells of a bucket's last gradient alone once their order has been the same in some
+    steps, and of all again when it changes, or when gradients add up."""
+    every = [*range(LAYERS)]
+    steps = [  # the layers that are used, and how many hooks there are then
+        *[(every, 10)] * 3,
+        *[(every, 1)] * 3,
+        *[(every[::-1], 10)] * 4,
+        (every[::-1], 1),
+        (every[:3], 10),
+        (every, 10),
+    ]
+    torch.manual_seed(6)
+    net = Net()
+    expected = copy.deepcopy(net)
+    opt = p3kv.torch.Optimizer(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    reference = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9)
+
+    def loss_of(own: Net, used: List[int], step: int, rank: int) -> torch.Tensor:
+        own.used = used
+        seed = torch.Generator().manual_seed(10 * step + rank)
+        return own(torch.randn(3, 4, generator=seed)).square().mean()
+
+    def compare(used: List[int], step: int) -> None:
+        opt.step()
+        gradients = mean_gradients(
+            expected, lambda own, rank: loss_of(own, used, step, rank), opt.num_workers
+        )
+        for name, parameter in expected.named_parameters():
+            parameter.grad = gradients.get(name)
+        reference.step()
+        for one, other in zip(net.parameters(), expected.parameters()):
+            torch.testing.assert_close(one.detach(), other.detach(), msg=f"step {step}")
+
+    def hooks() -> int:
+        return sum(len(one._post_accumulate_grad_hooks or ()) for one in net.parameters())
+
+    for step, (used, expected_hooks) in enumerate(steps):
+        opt.zero_grad()
+        loss_of(net, used, step, opt.rank).backward()
+        compare(used, step)
+        assert hooks() == expected_hooks, (step, hooks())
+    for step in range(20, 26):
+        opt.zero_grad()
+        loss_of(net, every, step, opt.rank).backward()
+        compare(every, step)
+    assert hooks() == 1
+    opt.zero_grad()
+    loss_of(net, every, step, opt.rank).backward()
+    loss_of(net, every[1:], step, opt.rank).backward()  # without the one that has a hook
+    refused("was written to in place", opt.step)
+    net = copy.deepcopy(expected)
+    opt = p3kv.torch.Optimizer(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for step in range(30, 36):
+        opt.zero_grad()
+        loss_of(net, every, step, opt.rank).backward()
+        opt.wait()
+        opt.step()
+    assert hooks() == 1
+    opt.zero_grad()
+    with opt.no_sync():
+        assert hooks() == 10
+        loss_of(net, every, 40, opt.rank).backward()
+    loss_of(net, every, 40, opt.rank).backward()
+    refused("a second backward pass adds to it", loss_of(net, every, 40, opt.rank).backward)
+    net.layers[2].weight.grad.data.mul_(2)
+    refused("'layers.2.weight' was written to", opt.step)
+
+
 def main() -> None:
     what_is_alike_is_joined()
+    one_hook_does_while_the_order_stays()
     torch.manual_seed(5)
     net = Net()
     expected = copy.deepcopy(net)

@@ -64,34 +64,37 @@ class Exchange:
             weight.staging.copy_(weight.parameter.data)
         self._begun(bucket, INITIAL_ROUND, pushes=True, lands=False)(bucket.staging)
 
-    def note(self, bucket: Bucket, weight: Weight, in_step: bool = False) -> None:
-        """A parameter's gradient is complete, and must stay as it is until the value is there.
+    def note(self, bucket: Bucket, weights: Iterable[Weight], in_step: bool = False) -> None:
+        """Gradients of a bucket are complete, and must stay as they are until the value is there.
         `in_step`: the script is in `step` already, and not in `backward`.
 
         Raises NotSupportedError for a gradient that can't travel.
         """
         self.asleep.settle()
-        if not (weight.is_seen or in_step or self.sees_reads(weight)):
-            raise NotSupportedError(
-                f"the weight '{weight.name}' has a gradient, and p3kv has not seen who read it: "
-                "code that torch does not tell of, such as an extension or a scripted function, "
-                "outside of the module that has it, or a forward pass before the last opt.step(). "
-                "The value may have been older. Call opt.wait() before the forward pass"
+        for weight in weights:
+            if not (weight.is_seen or in_step or self.sees_reads(weight)):
+                raise NotSupportedError(
+                    f"the weight '{weight.name}' has a gradient, and p3kv has not seen who read "
+                    "it: code that torch does not tell of, such as an extension or a scripted "
+                    "function, outside of the module that has it, or a forward pass before the "
+                    "last opt.step(). The value may have been older. Call opt.wait() before the "
+                    "forward pass"
+                )
+            if weight.is_late or weight.is_table:
+                bucket.take(weight.parameter)
+            gradient = weight.parameter.grad
+            assert gradient is not None
+            weight.check_gradient(gradient)
+            self._written.check(weight)
+            # A tensor that was written to before is not this backward pass's own.
+            has_aliases = (
+                not in_step
+                and gradient._version > 0
+                and (is_part(gradient) or self._written.is_turn_of(weight))
             )
-        if weight.is_late or weight.is_table:
-            bucket.take(weight.parameter)
-        gradient = weight.parameter.grad
-        assert gradient is not None
-        weight.check_gradient(gradient)
-        self._written.check(weight)
-        # A tensor that was written to before is not this backward pass's own.
-        has_aliases = (
-            not in_step
-            and gradient._version > 0
-            and (is_part(gradient) or self._written.is_turn_of(weight))
-        )
-        weight.leaving = Leaving(weight.name, gradient, bucket.wait, keeps_copy=has_aliases)
-        self.note_order(weight)
+            weight.leaving = Leaving(weight.name, gradient, bucket.wait, keeps_copy=has_aliases)
+            if self._order is not None:
+                self._order.append(weight)
 
     def note_order(self, weight: Weight) -> None:
         """A parameter's gradient is complete, which in the first step tells the order."""
@@ -187,7 +190,7 @@ class Exchange:
             elif bucket.pushed:
                 _check_none(weight)
             elif weight.parameter.grad is not None:
-                self.note(bucket, weight, in_step=True)
+                self.note(bucket, (weight,), in_step=True)
         if bucket.pushed:
             return
         if bucket.has_gradient:

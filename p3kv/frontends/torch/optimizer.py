@@ -179,6 +179,7 @@ class Optimizer(torch.optim.Optimizer):
     def no_sync(self) -> Iterator[None]:
         """Has gradients add up inside, and not leave: for all backward passes of a step but the
         last."""
+        self._steps.adds_up()
         before, self._adds_up = self._adds_up, True
         try:
             yield

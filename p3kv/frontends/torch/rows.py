@@ -72,27 +72,11 @@ def check_rows(optimizer: torch.optim.Optimizer, sparse: Mapping[int, str]) -> N
         )
 
 
-class RowsWeight(Weight):
-    """One whose gradients are sparse."""
-
-    def check_gradient(self, gradient: torch.Tensor) -> None:
-        """Also for one that is not sparse by rows."""
-        if gradient.layout is not torch.sparse_coo or gradient.sparse_dim() != 1:
-            raise NotSupportedError(
-                f"the gradient of '{self.name}' is not sparse by rows, though its embedding has "
-                "sparse=True, or its optimizer is SparseAdam: something reads all of the weight, "
-                "such as a layer that is tied to it. Make the embedding with sparse=False, and "
-                "train it by an optimizer that takes dense gradients"
-            )
-        self.check_kind(gradient)
-
-
 class RowsBucket(Bucket):
     """A parameter of which rows travel: to the servers those that the gradient has, and back those
     that any worker's gradient has changed."""
 
     by_rows = True
-    kind = RowsWeight
 
     def __init__(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
-from weakref import WeakMethod
 
 import torch
 
@@ -13,6 +12,7 @@ from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.clipping import Clipping
 from p3kv.frontends.torch.exchange import refuse_second
+from p3kv.frontends.torch.hooks import Hooks
 from p3kv.frontends.torch.optimizers.optimizer_settings import needs_whole
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.optimizers.states import (
@@ -82,10 +82,7 @@ class ServerSteps(Steps):
                 sparse,
             )
         )
-        self._hooks: List[Any] = []
-        self._hook = _hook_of(WeakMethod(self._ready))
-        self._without_hook = shared.every
-        """Parameters that were frozen when hooks were added."""
+        self._hooks = Hooks(shared.buckets, self._ready)
         self._has_left = False
         """Whether gradients of a step have left, and it has not ended."""
         self._beginning = threading.Lock()
@@ -99,7 +96,7 @@ class ServerSteps(Steps):
             optimizer.state = self._states
         if worker.rank == 0:
             own.unpushed = self._frozen
-        self._add_hooks()
+        self._hooks.add()
 
     def _ready(self, parameter: torch.Tensor) -> None:
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
@@ -108,10 +105,14 @@ class ServerSteps(Steps):
         bucket, weight = self._of[id(parameter)]
         if bucket.pushed or weight.leaving is not None:
             refuse_second(weight)
-        self._exchange.note(bucket, weight)
+        new = bucket.new() if bucket.is_lean else ()
+        self._exchange.note(bucket, new if weight in new else (weight,))
+        is_complete = bucket.is_complete
+        if is_complete:
+            bucket.complete_with(weight)
         if self._clipping.is_known and not self._own.waits_for_cut:
             self._begin()
-            if bucket.is_complete:
+            if is_complete:
                 self._exchange.push(bucket)
 
     def clip(self, max_norm: float) -> torch.Tensor:
@@ -129,7 +130,7 @@ class ServerSteps(Steps):
         self._begin()
         self._exchange.push_remaining(self._shared.buckets)
         self._clipping.end_step()
-        self._add_hooks()
+        self._hooks.add()
         self._check_settings()
         pushed = [bucket for bucket in self._shared.buckets if bucket.pushed]
         torch.autograd.graph.increment_version(
@@ -138,6 +139,7 @@ class ServerSteps(Steps):
         with torch._C.DisableTorchFunctionSubclass():
             for bucket in pushed:
                 bucket.step_ends()
+                self._hooks.step_ends(bucket)
                 bucket.arm()
         self._shared.push_buffers()
         self._exchange.end_step()
@@ -214,6 +216,9 @@ class ServerSteps(Steps):
                 )
         give_state(self._own, weight.key, given if state else None, self._whole, weight.member)
 
+    def adds_up(self) -> None:
+        self._hooks.keep_all()
+
     def wait(self) -> None:
         """Waits for the last norm, too."""
         self._shared.wait()
@@ -229,8 +234,7 @@ class ServerSteps(Steps):
             with suppress(NotSupportedError):
                 self._states.data  # noqa: B018  has it fetch them: the servers forget theirs
         self._shared.stop()
-        for hook in self._hooks:
-            hook.remove()
+        self._hooks.remove()
 
     def _fetched_states(self) -> Iterator[Tuple[torch.Tensor, Dict[str, Any]]]:
         self._shared.check()
@@ -274,33 +278,8 @@ class ServerSteps(Steps):
             "which need no scaling, or give GradScaler(enabled=False)"
         )
 
-    def _add_hooks(self) -> None:
-        """Hooks of parameters that have none, unless they are frozen."""
-        if not self._without_hook:
-            return
-        frozen = []
-        for weight in self._without_hook:
-            if weight.parameter.requires_grad:
-                hook = weight.parameter.register_post_accumulate_grad_hook(self._hook)
-                self._hooks.append(hook)
-            else:
-                frozen.append(weight)
-        self._without_hook = frozen
-
     def _frozen(self) -> List[Unpushed]:
         """Copies for a checkpoint of what servers do not have: frozen weights that the script has
         written to."""
         frozen = (one for one in self._shared.every if not one.parameter.requires_grad)
         return [*(copied(one) for one in frozen if is_written(one)), *self._shared.copied()]
-
-
-def _hook_of(ready: Callable[[], Optional[Callable[[torch.Tensor], None]]]) -> Any:
-    """A hook that does not keep the steps: a model may stay when its optimizer goes."""
-
-    @torch._disable_dynamo
-    def hook(parameter: torch.Tensor) -> None:
-        method = ready()
-        if method is not None:
-            method(parameter)
-
-    return hook

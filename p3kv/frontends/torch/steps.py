@@ -43,6 +43,9 @@ class Steps(ABC):
     def wait(self) -> None:
         """Waits until all weights and buffers are there."""
 
+    def adds_up(self) -> None:  # noqa: B027
+        """Gradients of the next backward passes add up, and do not leave."""
+
     def settle(self) -> None:
         """As `wait`, also for values that weights are to take in a later step."""
         self.wait()

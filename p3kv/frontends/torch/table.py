@@ -11,7 +11,7 @@ import torch
 
 from p3kv.errors import NotSupportedError, ProtocolError
 from p3kv.frontends.torch.row_cache import RowCache
-from p3kv.frontends.torch.rows import RowsBucket, RowsWeight
+from p3kv.frontends.torch.rows import RowsBucket
 from p3kv.frontends.torch.script_marks import may_begin_forward, waited
 from p3kv.frontends.torch.tensors import array_of
 from p3kv.frontends.torch.values.bucket import Gathered, Weight
@@ -24,16 +24,11 @@ from p3kv.worker.transfers import Transfer, WorkerKey
 _log = logging.getLogger("p3kv")
 
 
-class _TableWeight(RowsWeight):
-    is_table = True
-
-
 class Table(RowsBucket):
     """Its rows come by pulls, each for the ids of a batch, with the value after the last round that
     this worker has pushed; nothing lands in the parameter, which has no memory for it."""
 
     is_table = True
-    kind = _TableWeight
 
     def __init__(
         self,
@@ -225,10 +220,7 @@ class Table(RowsBucket):
             waited(one.there.result)
 
     def _take(
-        self,
-        weights: Collection[Weight],
-        is_seen_by_all: Callable[[], bool],
-        frees: Collection[Weight],
+        self, weights: Collection[Weight], frees: Collection[Weight], reads: bool = False
     ) -> None:
         """Waits until the last push has left."""
         self.await_value()

@@ -96,14 +96,15 @@ def _read(optimizer: torch.optim.Optimizer) -> Optional[List[Any]]:
     found: List[Any] = []
     for group in optimizer.param_groups:
         for name, value in group.items():
+            found.append(name)
             if name == "params":
                 found.append([*map(id, value)])
-            elif isinstance(value, (list, tuple)):
-                found.append((name, *value))
-            else:
-                found.append((name, value))
-    plain_values = all(type(one) in _PLAIN for entry in found for one in entry)
-    return found if plain_values else None
+                continue
+            values = value if isinstance(value, (list, tuple)) else (value,)
+            if any(type(one) not in _PLAIN for one in values):
+                return None
+            found.append(value)
+    return found
 
 
 _PLAIN = (bool, float, int, str, type(None))

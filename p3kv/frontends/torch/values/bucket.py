@@ -9,7 +9,6 @@ from collections import deque
 from concurrent.futures import Future
 from typing import (
     Any,
-    Callable,
     Collection,
     Deque,
     Dict,
@@ -95,11 +94,6 @@ class Arriving(Watcher):
 class Weight:
     """A parameter of a bucket, and what the script does with it."""
 
-    is_table = False
-    """Whether this worker has no value of it, but rows that it asks for."""
-    newest: Optional[torch.Tensor] = None
-    """Numbers of the rows that came last, where only some travel."""
-
     def __init__(
         self,
         key: WorkerKey,
@@ -108,7 +102,14 @@ class Weight:
         parameter: torch.nn.Parameter,
         copies: Copies,
         staging: torch.Tensor,
+        by_rows: bool,
+        is_table: bool,
     ) -> None:
+        """`by_rows` and `is_table` as in `Bucket`."""
+        self.by_rows = by_rows
+        self.is_table = is_table
+        self.newest: Optional[torch.Tensor] = None
+        """Numbers of the rows that came last, where only some travel."""
         self.key = key
         """The bucket's."""
         self.member = member
@@ -168,16 +169,20 @@ class Weight:
 
     def check_gradient(self, gradient: torch.Tensor) -> None:
         """Raises NotSupportedError for a gradient that can't travel."""
-        if gradient.layout is not torch.strided:
+        if self.by_rows:
+            if gradient.layout is not torch.sparse_coo or gradient.sparse_dim() != 1:
+                raise NotSupportedError(
+                    f"the gradient of '{self.name}' is not sparse by rows, though its embedding "
+                    "has sparse=True, or its optimizer is SparseAdam: something reads all of the "
+                    "weight, such as a layer that is tied to it. Make the embedding with "
+                    "sparse=False, and train it by an optimizer that takes dense gradients"
+                )
+        elif gradient.layout is not torch.strided:
             raise NotSupportedError(
                 f"the gradient of '{self.name}' is sparse, and nothing said so when "
                 "p3kv.torch.Optimizer was made: make the model with Embedding(sparse=True) or "
                 "EmbeddingBag(sparse=True) before, or use SparseAdam"
             )
-        self.check_kind(gradient)
-
-    def check_kind(self, gradient: torch.Tensor) -> None:
-        """Raises NotSupportedError for one of another dtype, shape or device than the parameter."""
         if (
             gradient.shape != self.shape
             or gradient.dtype is not self.dtype
@@ -204,7 +209,6 @@ class Bucket(Arriving):
     """Whether only rows travel."""
     is_table = False
     """Whether this worker has no value, but rows that it asks for."""
-    kind = Weight
 
     def __init__(
         self,
@@ -218,15 +222,27 @@ class Bucket(Arriving):
         super().__init__(key, copies, self._memory(shape, first.dtype, copies))
         parts = self._parts(self.staging) if joined else [self.staging]
         self.weights = [
-            self.kind(key, number if joined else 0, name, parameter, copies, part)
+            Weight(
+                key, number if joined else 0, name, parameter, copies, part, self.by_rows,
+                self.is_table,
+            )
             for number, ((name, parameter), part) in enumerate(zip(parameters, parts), 1)
-        ]
+        ]  # fmt: skip
+        self.is_alone = not joined
+        """Whether it has one parameter."""
         self._weight_of = {id(weight.parameter): weight for weight in self.weights}
         self.size_bytes = key.size_bytes
         self.pushed = False
         """Whether this step's push has been called."""
         self.asleep = False
         """Whether nobody trains any of them, and nothing travels."""
+        self.is_lean = False
+        """Whether torch tells of the gradient only that comes last, by a hook."""
+        self.alike = 0
+        """In how many steps, one after the other, the same gradient was `last`, and all new."""
+        self.last: Optional[Weight] = None
+        self._was_complete = False
+        """Whether all gradients of this step have come in `backward`."""
         self._sent: Optional[Leaving] = None
         """The gradient whose own memory is under way to the servers, until the value is there."""
         self._spare: List[Gathered] = []
@@ -250,11 +266,6 @@ class Bucket(Arriving):
         parts = flat.split([member.size_elems for member in members])
         return [part.view(member.shape) for part, member in zip(parts, members)]
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether it has one parameter."""
-        return len(self.weights) == 1
-
     # Gradients leave.
 
     @property
@@ -269,6 +280,28 @@ class Bucket(Arriving):
             if weight.leaving is None and weight.parameter.requires_grad:
                 return False
         return True
+
+    def complete_with(self, last: Weight) -> None:
+        """All gradients are there, and this one came last."""
+        self._was_complete = True
+        if self.is_lean:
+            return
+        same, self.last = last is self.last, last
+        is_alike = same and all(
+            one.is_seen and one.leaving is not None and one.leaving.is_new for one in self.weights
+        )
+        self.alike = self.alike + 1 if is_alike else 0
+
+    def new(self) -> List[Weight]:
+        """Those whose gradients `backward` has just made, as far as shows without a hook: torch has
+        counted no write into these. Not noted yet."""
+        return [
+            one
+            for one in self.weights
+            if one.leaving is None
+            and one.parameter.grad is not None
+            and not one.parameter.grad._version
+        ]
 
     @property
     def lacking(self) -> int:
@@ -309,6 +342,9 @@ class Bucket(Arriving):
     def step_ends(self) -> None:
         """The gradients of this step may be changed, once they have left."""
         self.pushed = False
+        if not self._was_complete:
+            self.alike = 0
+        self._was_complete = False
         leaving = []
         for weight in self.weights:
             if weight.leaving is not None:
@@ -406,7 +442,7 @@ class Bucket(Arriving):
             if not any(weight.is_late for weight in self.weights):
                 return
             if self._there.is_set():
-                self._end(self.copies.finish, ())
+                self._end((), reads=False)
             elif not self.is_written:
                 self.copies.write(self._write_slices)
 
@@ -415,7 +451,7 @@ class Bucket(Arriving):
         for weight in self.weights:
             weight.was_awaited = True
         frees = [weight for weight in self.weights if not weight.is_first]
-        self._take(self.weights, self.copies.finish, frees)
+        self._take(self.weights, frees)
 
     def take(self, tensor: Optional[torch.Tensor] = None) -> None:
         """Waits for the value, if one is under way to parameters that are armed, and writes it into
@@ -424,32 +460,32 @@ class Bucket(Arriving):
         taken = self.weights if tensor is None else (self._weight_of[id(tensor)],)
         for weight in taken:
             weight.was_awaited = True
-        self._take(taken, self.copies.finish, taken)
+        self._take(taken, taken)
 
     def read(self, tensor: torch.Tensor, function: Any) -> None:
         """As `take`. On an accelerator only what this thread computes next waits until the value is
         written, and parameters stay late until then: other threads and streams may read them."""
-        may_begin_forward()
         weight = self._weight_of[id(tensor)]
         weight.is_seen = True
-        self._take((weight,), self.copies.reach_reader, (weight,))
+        if weight.is_late:  # another one may have been read by the same function
+            may_begin_forward()
+            self._take((weight,), (weight,), reads=True)
 
     def gave(self, tensor: torch.Tensor, function: Any, result: Any) -> None:
-        self._weight_of[id(tensor)].gave(function, result)
+        if gives_memory(function) or name_of(function) == "data":
+            self._weight_of[id(tensor)].gave(function, result)
 
     def enter(self, tensor: torch.Tensor) -> None:
         may_begin_forward()
         weight = self._weight_of[id(tensor)]
         weight.was_entered = True
-        self._take((weight,), self.copies.reach_reader, ())
+        self._take((weight,), (), reads=True)
 
     def _take(
-        self,
-        weights: Collection[Weight],
-        is_seen_by_all: Callable[[], bool],
-        frees: Collection[Weight],
+        self, weights: Collection[Weight], frees: Collection[Weight], reads: bool = False
     ) -> None:
-        """Waits while any of `weights` is late; of those in `frees`, no read has to be seen."""
+        """Waits while any of `weights` is late; of those in `frees`, no read has to be seen.
+        `reads`: only what this thread computes next needs the value."""
         while any(weight.is_late for weight in weights):
             self.await_value()
             with self._taking:
@@ -457,13 +493,14 @@ class Bucket(Arriving):
                 # wait for the next one.
                 if self._there.is_set():
                     if any(weight.is_late for weight in weights):
-                        self._end(is_seen_by_all, frees)
+                        self._end(frees, reads)
                     return
 
-    def _end(self, is_seen_by_all: Callable[[], bool], frees: Collection[Weight]) -> None:
+    def _end(self, frees: Collection[Weight], reads: bool) -> None:
         """Writes the value, which is there, into parameters that are armed."""
         self.write()
-        if not is_seen_by_all():
+        is_seen_by_all = self.copies.reach_reader() if reads else self.copies.finish()
+        if not is_seen_by_all:
             return
         back = [
             one
@@ -476,19 +513,18 @@ class Bucket(Arriving):
             weight.as_sent = None
 
     def _copy(self) -> None:
-        changed = []
+        weights, values = [], []
         for weight in self.weights:
-            if self.value_changes(weight):
-                changed.append(weight)
-            elif weight.unchanged is not None:
-                weight.staging.copy_(weight.unchanged)
-            weight.unchanged = None
-        if self.is_alone:
-            for weight in changed:
+            if (self.is_alone or weight.unchanged is not None) and not self.value_changes(weight):
+                if weight.unchanged is not None:
+                    weight.staging.copy_(weight.unchanged)
+            elif self.is_alone:
                 self._copy_one(weight)
-        elif changed:
-            weights = [weight.parameter.data for weight in changed]
-            values = [weight.staging for weight in changed]
+            else:
+                weights.append(weight.parameter.data)
+                values.append(weight.staging)
+            weight.unchanged = None
+        if weights:
             torch._foreach_copy_(weights, values, non_blocking=True)
 
     def _copy_one(self, weight: Weight) -> None:

@@ -74,9 +74,17 @@ class Leaving(Watcher):
         self.travels = False
         """Whether the network reads the gradient's own memory."""
         self._in_step, self._has_left = True, False
-        if keeps_copy or is_watched(gradient):  # that of another parameter, too
+        if is_watched(gradient):  # that of another parameter, too
             self._copy = _copied(gradient)
-        self._watch(gradient)
+            return
+        if keeps_copy:
+            self._copy = _copied(gradient)
+        watch(self, (gradient,))
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody had written to it when it was computed."""
+        return not self._version and self._copy is None
 
     @property
     def writes(self) -> int:
@@ -179,7 +187,9 @@ class Leaving(Watcher):
             watch(self, (tensor,))
 
     def _back(self) -> None:
-        unwatch(self, (self.gradient, *(alias.tensor for alias in self._aliases)))
+        unwatch(self, (self.gradient,))
+        if self._aliases:
+            unwatch(self, [alias.tensor for alias in self._aliases])
 
 
 def _copied(gradient: torch.Tensor) -> torch.Tensor:

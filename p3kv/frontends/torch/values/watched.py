@@ -12,7 +12,7 @@ import itertools
 import threading
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
-from typing import Any, Dict, Iterable, Iterator, Optional, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple, Type
 from weakref import WeakSet
 
 import torch
@@ -52,11 +52,13 @@ _GIVES_MEMORY = {
 """Functions by which a script may write without a count from then on, or that need the class."""
 
 
+@functools.lru_cache(maxsize=256)
 def gives_memory(function: Any) -> bool:
     """Whether it does, or sets what the memory is."""
     return _own_name(function) == "__set__" or name_of(function) in _GIVES_MEMORY
 
 
+@functools.lru_cache(maxsize=256)
 def name_of(function: Any) -> str:
     """That of a function, or of the attribute that it gets or sets."""
     name = _own_name(function)
@@ -162,7 +164,7 @@ def _waiting_check(check: Any) -> Any:
     @functools.wraps(check)
     def wait_and_check(tensors: Any, *arguments: Any, **named: Any) -> Any:
         if _WATCHERS:
-            for watcher, tensor in _watched_among(tensors):
+            for watcher, tensor in _watched_among((tensors,)):
                 watcher.read(tensor, check)
         return check(tensors, *arguments, **named)
 
@@ -241,7 +243,7 @@ def _wait_and_call(
     if function in NEED_NO_VALUE:
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **(kwargs or {}))
-    used = list(_watched_among((args, kwargs)))
+    used = _watched_among((*args, *kwargs.values()) if kwargs else args)
     for watcher, tensor in used:
         watcher.read(tensor, function)
     with torch._C.DisableTorchFunctionSubclass():
@@ -261,14 +263,15 @@ def _wait_and_copy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
     return copied
 
 
-def _watched_among(values: Any) -> Iterator[Tuple[Watcher, torch.Tensor]]:
-    if isinstance(values, torch.Tensor):
-        watcher = _WATCHERS.get(id(values))
+def _watched_among(values: Iterable[Any]) -> List[Tuple[Watcher, torch.Tensor]]:
+    """The tensors that are watched, also in lists, tuples and dicts."""
+    found: List[Tuple[Watcher, torch.Tensor]] = []
+    for one in values:
+        watcher = _WATCHERS.get(id(one))
         if watcher is not None:
-            yield watcher, values
-    elif isinstance(values, (list, tuple)):
-        for one in values:
-            yield from _watched_among(one)
-    elif isinstance(values, dict):
-        for one in values.values():
-            yield from _watched_among(one)
+            found.append((watcher, one))
+        elif isinstance(one, (list, tuple)):
+            found += _watched_among(one)
+        elif isinstance(one, dict):
+            found += _watched_among(one.values())
+    return found
