@@ -30,6 +30,8 @@ def what_is_alike_is_joined() -> None:
     assert joined([1, 2, 3, 4], [0, 1, 0, 1]) == [[0, 2], [1, 3]]
     assert joined([1, 2, 0, 4], [0, None, 0, 0]) == [[0, 3], [1], [2]]
     assert joined([6, 6, 6], [0, 0, 0], slice_elems=13) == [[0, 1], [2]]
+    assert joined([40_000] * 4, [0] * 4, slice_elems=100_000) == [[0, 1], [2, 3]]
+    assert joined([9, 60_000, 9], [0] * 3, slice_elems=100_000) == [[0, 2], [1]]
     assert [len(one) for one in joined([1] * 40, [0] * 40)] == [32, 8]
     mixed = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in (torch.half, torch.float)]
     assert len(buckets_of([Joinable(at, one, "w", 0) for at, one in enumerate(mixed)], 100)) == 2
@@ -138,8 +140,22 @@ def one_hook_does_while_the_order_stays() -> None:
     refused("'layers.2.weight' was written to", opt.step)
 
 
+def what_lacks_a_gradient_is_told_also_by_a_rule_that_lets_workers_go_ahead() -> None:
+    model = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(2))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+    opt = p3kv.torch.Optimizer(model, inner, consistency="delayed:staleness=1")
+    unused = model[1].weight.detach().clone()
+    for _ in range(3):
+        opt.zero_grad()
+        model[0](torch.ones(1, 2)).sum().backward()
+        opt.step()
+    opt.synchronize()
+    assert torch.equal(model[1].weight, unused)
+
+
 def main() -> None:
     what_is_alike_is_joined()
+    what_lacks_a_gradient_is_told_also_by_a_rule_that_lets_workers_go_ahead()
     one_hook_does_while_the_order_stays()
     torch.manual_seed(5)
     net = Net()

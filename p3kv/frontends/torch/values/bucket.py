@@ -33,8 +33,9 @@ from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import MAX_MEMBERS
 from p3kv.worker.transfers import OnSlice, WorkerKey
 
-_MOST_ELEMS = 50_000
-"""A bucket delays what is more urgent as a slice does (P3 section 5.6)."""
+_SMALL_ELEMS = 50_000
+"""Larger parameters travel by themselves: what a frame costs is little beside what their copies
+would."""
 BY_SLICE_BYTES = 1 << 20
 """A parameter of so many bytes is written slice by slice: a reader then waits for the copy of the
 last slices, and not of all."""
@@ -579,19 +580,20 @@ def buckets_of(parameters: Iterable[Joinable], slice_elems: int) -> List[List[Jo
     each bucket. Every process finds the same.
 
     `parameters` are in the order in which the forward pass reads them. `slice_elems`: the elements
-    of a slice.
+    of a slice, which is as large as is right for the network. A bucket has no more, since it delays
+    what is more urgent as a slice does.
     """
-    most_elems = min(slice_elems, _MOST_ELEMS)
+    small_elems = min(slice_elems, _SMALL_ELEMS)
     found: List[List[Joinable]] = []
     last: Dict[Any, List[Joinable]] = {}
     for one in parameters:
         alike = one.group, one.parameter.dtype, one.parameter.device
-        if one.group is None or not 0 < one.parameter.numel() <= most_elems:
+        if one.group is None or not 0 < one.parameter.numel() <= small_elems:
             found.append([one])
             continue
         bucket = last.get(alike, [])
         elems = sum(other.parameter.numel() for other in (*bucket, one))
-        if not bucket or len(bucket) == MAX_MEMBERS or elems > most_elems:
+        if not bucket or len(bucket) == MAX_MEMBERS or elems > slice_elems:
             bucket = last[alike] = []
             found.append(bucket)
         bucket.append(one)
