@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import List, Optional
 
+import numpy as np
+
 from p3kv.consistency import BulkSynchronous
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey
-from p3kv.worker.transfers import Channel, Pull, Push, WorkerKey
+from p3kv.worker.transfers import Channel, Counts, Pull, Push, Snapshots, WorkerKey
 
 
 class Key:
@@ -71,3 +73,20 @@ def test_a_failure_ends_each_transfer_once_and_none_that_is_done() -> None:
     for _ in range(2):
         key.channel.fail(error)
     assert key.errors == [error] * 3
+
+
+def test_what_travels_in_place_of_a_push_says_all_that_the_push_says() -> None:
+    key, weight = Key(), np.zeros(4, np.float32)
+    snapshots = Snapshots(key.channel, Counts())
+    push = Push(key.key, 1, 1, weight.ctypes.data, weight.ctypes.data, key.errors.append)
+    push.takes, push.lacking, push.own_step, push.exact, push.priority = 0, 2, 5, True, -3
+    travels = snapshots.split(push)
+    assert key.errors == [None]  # the weight is that of round 0
+    said = travels.lacking, travels.own_step, travels.exact, travels.priority, travels.ready_s
+    assert said == (2, 5, True, -3, push.ready_s)
+    assert weight.ctypes.data not in (travels.source, travels.target)
+    weight[:] = 1  # as the script may, now
+    np.testing.assert_array_equal(travels.gradient(), np.zeros(4, np.float32))
+    assert snapshots.in_flight == 1
+    travels.done(None)
+    assert snapshots.in_flight == 0 and key.errors == [None]
