@@ -152,6 +152,7 @@ BUDGETS = {
     "common": (1375, 13),
     "config": (1225, 7),
     "consistency": (515, 4),
+    "frontends/torch": (7000, 45),
     "processes": (2400, 12),
     "report": (1350, 9),
     "scheduler": (2275, 9),
