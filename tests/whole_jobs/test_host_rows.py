@@ -165,7 +165,9 @@ def test_sums_and_pulls_are_right_bit_for_bit_whatever_the_order_of_events(
         for one in job.workers:
             assert one.left and not one.failures
             sums = one.data_plane.host_sums
-            assert not sums.needed and not sums._carried._sums
+            assert not sums.needed
+            # One that has left may have been told of parts of sums that another sends then.
+            assert not any(one.part for one in sums._carried._sums.values())
             assert not sums._pulls.passes_on
         assert not any(server.failures or server.most_open() for server in job.servers)
         np.testing.assert_array_equal(kept(job, keys[0]), expected[-1])
