@@ -28,9 +28,9 @@ from p3kv.server.admission import Admission
 from p3kv.server.admission import Handshakes as ServersHandshakes
 from p3kv.server.consumer import Consumer
 from p3kv.server.dispatcher import Dispatcher
-from p3kv.server.engine.ledger import OwnRounds
-from p3kv.server.lateness import Lateness
+from p3kv.server.engine import Record, ServerSlice
 from p3kv.server.optimizer import JobOptimizers, Optimizer
+from p3kv.server.stragglers import Lateness
 from p3kv.server.workers import Workers
 from p3kv.slicing import balanced_runs, loads_with, make_layout
 from p3kv.transport import Link
@@ -242,7 +242,12 @@ class _Admission(Admission):
 
 
 class _Workers(Workers):
-    """Raises it where a worker has broken the protocol."""
+    """Raises it where a worker has broken the protocol, or the server has failed."""
+
+    def fail(self, reason: str, round: int, error: str = "P3Error") -> None:
+        self.on_failure(reason, round, error)
+
+    on_failure: Callable[..., None]
 
     def lose(self, connection: Connection, reason: str) -> None:
         if not connection.ended:
@@ -258,12 +263,12 @@ class Server:
 
     def __init__(self, rank: int, launch: Launch, settings: Settings, optimizer: Optimizer) -> None:
         self.failures: List[Failure] = []
-        self.fail: Callable[..., None] = _unused
         self.listener = MemoryListener()
         self.loop = _Loop()
         self.workers = _Workers(
             self.loop, self._failed, lambda failure: None, settings.silence_timeout_s
         )
+        self.workers.on_failure = _unused
         self._place = _place(rank, launch.num_workers, launch.num_servers)
         self._settings = settings
         self._optimizer = optimizer
@@ -286,12 +291,12 @@ class Server:
     def _begin(self, job: JobSettings) -> Dispatcher:
         self.consumer = Consumer(
             self._place, job, self.workers, Lateness(len(self._place.workers_hosts)), self.loop,
-            Tracer(None, "server"), lambda *failure: self.fail(*failure),
+            Tracer(None, "server"),
         )  # fmt: skip
         self.set_optimizer(0, self._optimizer)
         return Dispatcher(
             self._place.rank, self._settings, job.stall_timeout_s, self.workers, self.consumer,
-            JobOptimizers(), lambda *failure: self.fail(*failure),
+            JobOptimizers(),
         )  # fmt: skip
 
     def _failed(self, failure: Failure, second_hand: bool) -> None:
@@ -300,16 +305,24 @@ class Server:
 
     def most_open(self) -> int:
         """The most rounds that are open of one slice."""
-        return max((len(unit.ledger.open) for unit in self.consumer.engine.units()), default=0)
+        return max(
+            (sum(one.owner < 0 for one in record.rounds.open.values()) for record in self.records),
+            default=0,
+        )
 
     def most_own(self) -> int:
         """The most rounds of one worker that wait for one slice."""
         counts = [
-            Counter(rank for rank, _ in unit.ledger.own)
-            for unit in self.consumer.engine.units()
-            if isinstance(unit.ledger, OwnRounds)
+            Counter(one.owner for one in record.rounds.open.values() if not one.ended)
+            for record in self.records
+            if record.plan.own_rounds
         ]
         return max((max(count.values(), default=0) for count in counts), default=0)
+
+    @property
+    def records(self) -> Iterator[Record[Any]]:
+        """Everything that ends rounds by itself."""
+        return self.consumer.engine.records()
 
     def set_optimizer(self, store: int, optimizer: Optimizer) -> None:
         """As when worker rank 0's settings come."""
@@ -508,11 +521,12 @@ class MemoryJob:
             of_server = server.consumer.engine.keys.get(key.key_id)
             if of_server is None:
                 continue
-            size = of_server._sizes.of(of_server._generation).slice_size
-            for slice_ in of_server._slices[of_server._generation].values():
+            size = of_server._sizes.of(of_server.generation).slice_size
+            for slice_ in of_server._records[of_server.generation].values():
+                assert isinstance(slice_, ServerSlice)
                 piece = key.slices(size)[slice_.index]
-                assert slice_.value is not None
-                found[piece.offset : piece.offset + piece.length] = slice_.value.array
+                value = slice_.known_value().array
+                found[piece.offset : piece.offset + piece.length] = value
         return found
 
     def finish(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from typing import Callable, DefaultDict, Dict, Set, Tuple
+from typing import DefaultDict, Dict, Set, Tuple
 
 from p3kv.config import Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
@@ -13,7 +13,7 @@ from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import JobOptimizers
 from p3kv.server.rows_consumer import RowsConsumer
 from p3kv.server.saving.parts_of_workers import PartsOfWorkers
-from p3kv.server.stalls import Stalls
+from p3kv.server.stragglers import Stalls
 from p3kv.server.workers import Workers
 from p3kv.slicing import value_credit_bytes
 from p3kv.wire.connection import Connection, Handler, Landing
@@ -66,21 +66,16 @@ class Dispatcher(Handler):
         workers: Workers,
         consumer: Consumer,
         optimizers: JobOptimizers,
-        fail: Callable[..., None],
     ) -> None:
-        """`fail(reason, round, error)` ends the job; `error` names a class in p3kv.errors."""
         self._rank = rank
         self._settings = settings
         self._workers = workers
         self._consumer = consumer
         self._engine = consumer.engine
         self._optimizers = optimizers
-        self._fail = fail
-        self._stalls = Stalls(
-            settings.warn_after_s, stall_timeout_s, self._tell_stall, workers.suspect
-        )
+        self._stalls = Stalls(settings.warn_after_s, stall_timeout_s)
         self._parts_of_workers = PartsOfWorkers(workers)
-        rows = RowsConsumer(consumer, workers)
+        rows = RowsConsumer(consumer)
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
         self._news: Dict[Tuple[int, int], Tuple[Header, memoryview]] = {}
         """By kind and round, what worker rank 0 has said last for all workers."""
@@ -122,7 +117,12 @@ class Dispatcher(Handler):
     def look_for_stalls(self) -> None:
         """Reports a round that has waited long."""
         now_s = time.monotonic()
-        self._stalls.look(self._consumer.waiting.longer_than(self._stalls.first_s, now_s), now_s)
+        waits = self._engine.longest_waits(self._stalls.first_s, now_s)
+        found = self._stalls.look(waits, now_s)
+        if isinstance(found, Stalled):
+            self._workers.tell(Header(Kind.STALLED, self._rank), memoryview(encode(found)))
+        elif found is not None:
+            self._workers.suspect(*found)
 
     # Coming and going.
 
@@ -149,7 +149,7 @@ class Dispatcher(Handler):
         try:
             self._engine.declare(declared)
         except ConfigError as error:
-            self._fail(str(error), UNKNOWN, "ConfigError")
+            self._workers.fail(str(error), UNKNOWN, "ConfigError")
 
     def _set_slice_sizes(
         self, connection: Connection, header: SliceSizesHeader, sizes: SliceSizes
@@ -159,7 +159,7 @@ class Dispatcher(Handler):
             raise ProtocolError(f"worker {header.rank} wants {sizes} from round {from_round} on")
         is_new = self._engine.set_slice_sizes(from_round, sizes)
         if self._settings.send_buffer_bytes is None:
-            num_workers = self._engine.rules.consistency.num_workers
+            num_workers = self._engine.state.num_workers
             credit_bytes = value_credit_bytes(sizes.size_for_credit, num_workers)
             for worker in self._workers.connections.values():
                 worker.hold_at_most(credit_bytes)
@@ -178,10 +178,10 @@ class Dispatcher(Handler):
     def _forget(self, connection: Connection, header: StoreHeader, _: None) -> None:
         store = header.store
         self._forgotten[store].add(header.rank)
-        rules = self._engine.rules
-        there = {*range(rules.consistency.num_workers)} - rules.leavers.gone
+        state = self._engine.state
+        there = {*range(state.num_workers)} - state.gone
         if self._forgotten[store] >= there:
-            self._consumer.forget(store)
+            self._engine.forget(store)
             self._optimizers.forget(store)
 
     def _configure_optimizer(
@@ -198,10 +198,10 @@ class Dispatcher(Handler):
             # Without its optimizer this server would send sums for weights.
             self._consumer.stop()
             if isinstance(error, ConfigError):
-                self._fail(str(error), UNKNOWN, "ConfigError")
+                self._workers.fail(str(error), UNKNOWN, "ConfigError")
             else:
                 _log.exception("the optimizer can't be set up")
-                self._fail(f"the optimizer can't be set up: {in_one_line(error)}", UNKNOWN)
+                self._workers.fail(f"the optimizer can't be set up: {in_one_line(error)}", UNKNOWN)
 
     # Steps whose gradients are clipped by the norm of all.
 
@@ -209,7 +209,7 @@ class Dispatcher(Handler):
         self._engine.begin_clipped(header.step)
 
     def _end_pushes(self, connection: Connection, header: StepHeader, pushed: StepPushed) -> None:
-        self._consumer.held_rounds.end_pushes(header.step, pushed.elems)
+        self._consumer.end_pushes(header.step, pushed.elems)
 
     def _take_scale(self, connection: Connection, header: ScaleHeader, scale: Scale) -> None:
         self._consumer.scaled(header.step, scale.scale)
@@ -251,6 +251,3 @@ class Dispatcher(Handler):
 
     def _echo(self, connection: Connection, header: Header, echo: memoryview) -> None:
         connection.writer.push(Frame(URGENT, Header(Kind.PROBE, self._rank), echo))
-
-    def _tell_stall(self, stalled: Stalled) -> None:
-        self._workers.tell(Header(Kind.STALLED, self._rank), memoryview(encode(stalled)))

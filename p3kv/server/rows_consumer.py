@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
-from p3kv.codecs import part_of_rows
 from p3kv.common.tracing import now_ns
 from p3kv.errors import ProtocolError
 from p3kv.server.consumer import Consumer, Received
-from p3kv.server.engine import RowsKey
-from p3kv.server.engine.sent_rows import SentRows
-from p3kv.server.workers import Workers
+from p3kv.server.engine import Pull, RowsFrame, SentRows, ServerRows
 from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame, urgency
@@ -30,7 +25,6 @@ from p3kv.wire.rows import (
     check_frame,
     check_numbers,
     memory,
-    unpacked,
 )
 from p3kv.wire.spans import trace_arrival, traced
 
@@ -51,20 +45,20 @@ class _RowsFrame(Frame):
 class RowsConsumer:
     """Workers' pushes and pulls of keys of rows. Belongs to the server's thread."""
 
-    def __init__(self, consumer: Consumer, workers: Workers) -> None:
+    def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
+        consumer.rows = self
         self._engine = consumer.engine
-        self._workers = workers
         self._tracer = consumer.tracer
 
     def land_push(self, connection: Connection, header: PushRowsHeader) -> Landing:
         """Lands rows; ProtocolError for a push that can't be right."""
-        key = self._engine.key_of_rows(header.key, header.rank)
+        key = self._engine.key_of_rows(header.key, header.rank).rows
         carries = bool(header.flags & CARRIES)
         if carries != (header.workers > 0):
             raise ProtocolError(f"it sent {key.name} with the sum of {header.workers} workers")
         if carries:
-            key.check_ahead(header.round, header.rank)
+            key.rounds.check_ahead(header.rank, header.round)
         else:
             key.check_push(header.rank, header.round)
         if header.flags & NO_GRADIENT or (header.flags & IN_HOST_SUM and not carries):
@@ -84,7 +78,8 @@ class RowsConsumer:
         check_frame(header, key.rows, key.row_elems * dtype.itemsize, most_bytes)
         size_bytes = header.payload_bytes
         payload = memory(size_bytes)
-        received = Received(self._push, connection, header, key, (payload, dtype), size_bytes)
+        frame = RowsFrame(payload, dtype)
+        received = Received(self._push, connection, header, key, frame, size_bytes)
         if self._tracer.enabled:
             received.since_ns = now_ns()
         return payload, received
@@ -96,7 +91,7 @@ class RowsConsumer:
 
     def land_pull(self, connection: Connection, header: PullRowsHeader) -> Landing:
         """Lands a request for rows; ProtocolError for one that can't be right."""
-        key = self._engine.key_of_rows(header.key, header.rank)
+        key = self._engine.key_of_rows(header.key, header.rank).rows
         count, rest = divmod(header.payload_bytes, NUMBER.itemsize)
         each = 2 if header.flags & header.KNOWN else 1
         most = each * key.rows if header.flags & header.NAMED else 1
@@ -112,7 +107,7 @@ class RowsConsumer:
         self, connection: Connection, header: PullRowsHeader, payload: memoryview
     ) -> None:
         """Queues a request for rows; ProtocolError for one that can't be right."""
-        key = self._engine.key_of_rows(header.key, header.rank)
+        key = self._engine.key_of_rows(header.key, header.rank).rows
         words = np.frombuffer(payload, NUMBER) if payload else np.empty(0, NUMBER)
         if header.flags & header.NAMED:
             named = len(words) // 2 if header.flags & header.KNOWN else len(words)
@@ -121,41 +116,28 @@ class RowsConsumer:
         self._consumer.add_push(Received(self._ask, connection, header, key, words, size_bytes))
 
     def _push(self, received: Received) -> None:
-        """Takes a frame, with a payload and the dtype of its elements if it has a gradient."""
-        header, key = received.header, received.unit
-        assert isinstance(key, RowsKey)
-        start_ns, rank, round_, workers = now_ns(), header.rank, header.round, header.workers
-        in_sum = header.flags & IN_HOST_SUM
-        if in_sum and not (workers and key.has_begun_sum(rank, round_)):
-            self._engine.push_in_host_sum(key, rank, round_, False, header.step)
-        if workers or not in_sum:
-            rows = None
-            if received.payload is not None:
-                payload, dtype = received.payload
-                decoder, part = key.plan.decoder, part_of_rows(round_)
-                rows = unpacked(header, payload, dtype, key.row_elems, decoder, part)
-            key.push(rank, round_, header.frames, rows, header.step, workers)
-            if self._tracer.enabled:
-                self._consumer.trace_sum(header, start_ns)
-        self._consumer.settle(key)
+        header, rows = received.header, received.record
+        assert isinstance(rows, ServerRows)
+        start_ns = now_ns()
+        rows.push(header, received.payload)
+        if self._tracer.enabled and (header.workers or not header.flags & IN_HOST_SUM):
+            self._consumer.trace_sum(header, start_ns)
+        self._consumer.end_rounds(rows)
         if not self._consumer.queue.heap:
-            key.update_in_advance()
+            rows.update_in_advance()
 
     def _ask(self, received: Received) -> None:
         """The payload: the rows that the worker names, perhaps with the rounds that it knows, or
         the round since which it wants the rows that have changed."""
-        header, key, words = received.header, received.unit, received.payload
-        assert isinstance(key, RowsKey)
-        key.check_ahead(header.round, header.rank)
-        answer = partial(self._answer, received.connection, header, key, words)
-        self._consumer.waiting.pull(key, header, answer)
-        self._consumer.waiting.check_initial_values()
+        header = received.header
+        key = self._engine.key(header.key, header.rank)
+        self._consumer.carry_out(self._engine.pull(key, header, received.payload))
 
-    def _answer(
-        self, connection: Connection, request: PullRowsHeader, key: RowsKey, words: np.ndarray
-    ) -> None:
-        if not self._workers.listens(connection):
-            return
+    def answer(self, connection: Connection, pull: Pull) -> None:
+        """Answers a request for rows, whose values are new enough."""
+        request, key, words = pull.request, pull.record, pull.words
+        assert isinstance(request, PullRowsHeader) and isinstance(key, ServerRows)
+        assert words is not None
         exact = bool(request.flags & EXACT)
         if request.flags & request.NAMED:
             if request.flags & request.KNOWN:
@@ -168,7 +150,7 @@ class RowsConsumer:
         urgent = urgency(request.step, request.priority)
         for rows in answer:
             header = RowsHeader(
-                Kind.ROWS, self._engine.rules.rank, flags=rows.flags, key=request.key,
+                Kind.ROWS, self._engine.state.rank, flags=rows.flags, key=request.key,
                 round=key.round, priority=request.priority, request=request.request,
                 frames=len(answer), first=rows.packed.first, rows=rows.packed.rows,
             )  # fmt: skip

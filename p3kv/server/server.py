@@ -25,9 +25,8 @@ from p3kv.server import outer  # noqa: F401  registers it
 from p3kv.server.admission import Admission, Handshakes
 from p3kv.server.consumer import Consumer
 from p3kv.server.dispatcher import Dispatcher
-from p3kv.server.lateness import Lateness
 from p3kv.server.optimizer import JobOptimizers
-from p3kv.server.stalls import LOOK_EVERY_S
+from p3kv.server.stragglers import LOOK_EVERY_S, Lateness
 from p3kv.server.workers import Workers
 from p3kv.slicing import CREDIT_BYTES
 from p3kv.transport import Listener, make_transport
@@ -164,12 +163,12 @@ class _Server:
     # Joining, and who is connected.
 
     def _join(self, roster: Roster) -> None:
-        self._rank = roster.rank
+        self._rank = self._workers.server = roster.rank
         name_rank(self._rank)
         try:
             self._metrics = Metrics(self._settings, "server", self._rank, self._numbers)
         except ConfigError as error:
-            self._fail_here(str(error), UNKNOWN, "ConfigError")
+            self._workers.fail(str(error), UNKNOWN, "ConfigError")
         hosts = [host for host, *_ in roster.servers]
         mark = partial(self._credentials.mark, roster.token)
         place = Place(roster.rank, hosts[roster.rank], hosts, roster.workers, mark)
@@ -202,15 +201,13 @@ class _Server:
     def _begin(self, place: Place, tracer: Tracer, job: JobSettings) -> Optional[Dispatcher]:
         """Makes what serves a job with these settings; None if it can't be, and the job ends."""
         try:
-            self._consumer = Consumer(
-                place, job, self._workers, self._lateness, self._loop, tracer, self._fail_here
-            )
+            self._consumer = Consumer(place, job, self._workers, self._lateness, self._loop, tracer)
         except ConfigError as error:
-            self._fail_here(str(error), UNKNOWN, "ConfigError")
+            self._workers.fail(str(error), UNKNOWN, "ConfigError")
             return None
         dispatcher = Dispatcher(
             place.rank, self._settings, job.stall_timeout_s, self._workers, self._consumer,
-            self._optimizers, self._fail_here,
+            self._optimizers,
         )  # fmt: skip
         self._look_for_stalls(dispatcher)
         return dispatcher
@@ -247,6 +244,3 @@ class _Server:
         if self._failure is None:
             self._failure = error
         self._loop.stop()
-
-    def _fail_here(self, reason: str, round_: int, error: str = "P3Error") -> None:
-        self._control.suspect(Failure(reason, "server", self._rank, round_, error))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional
 
 from p3kv.errors import ProtocolError, in_one_line
-from p3kv.server.engine import BucketSlice, Engine, Key, ServerKey
+from p3kv.server.engine import Engine, ServerKey
 from p3kv.server.optimizer import State
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection, Landing
@@ -25,7 +25,7 @@ class _Waiting(NamedTuple):
     connection: Connection
     header: Any
     """That of STATES, or of the state's last frame."""
-    key: Key
+    key: ServerKey
     arrived: Optional[ArrivingState]
     """A state to take; None: one is to be given."""
 
@@ -37,12 +37,10 @@ class StateService:
     gets. A worker asks for one key after the other. Belongs to the server's thread.
     """
 
-    def __init__(self, engine: Engine, workers: Workers, fail: Callable[..., None]) -> None:
-        """`fail(reason, round)` ends the job."""
-        self._rank = engine.rules.rank
+    def __init__(self, engine: Engine, workers: Workers) -> None:
+        self._rank = engine.state.rank
         self._engine = engine
         self._workers = workers
-        self._fail = fail
         self.waiting: Dict[int, _Waiting] = {}
         """By the rank of the worker that waits."""
         self._arriving: Optional[ArrivingState] = None
@@ -56,7 +54,7 @@ class StateService:
         key = self._key(header, header.round)
         if self._arriving is not None:
             raise ProtocolError("it sent an optimizer's state before the last one was complete")
-        _bucket(header, key)
+        _check_member(header, key)
         kept_elems = key.plan.kept_elems
         self._arriving = ArrivingState(outline, kept_elems, _whole(header), header.member)
         self._take_if_complete(connection, header, key)
@@ -68,22 +66,22 @@ class StateService:
             raise ProtocolError("it sent bytes of an optimizer's state that it has not announced")
         return self._arriving.land(header), key
 
-    def take_bytes(self, connection: Connection, header: RoundHeader, key: Key) -> None:
+    def take_bytes(self, connection: Connection, header: RoundHeader, key: ServerKey) -> None:
         """Takes these bytes."""
         self._take_if_complete(connection, header, key)
 
-    def round_ended(self, key: Key) -> None:
+    def round_ended(self, key: ServerKey) -> None:
         """To be called when a slice of a key has ended a round, and something is waiting."""
         for rank, waiting in list(self.waiting.items()):
             if waiting.key is key and key.has_ended(waiting.header.round):
                 del self.waiting[rank]
                 self._act(waiting)
 
-    def _key(self, header: RoundHeader, gives_for: int = UNKNOWN) -> Key:
+    def _key(self, header: RoundHeader, gives_for: int = UNKNOWN) -> ServerKey:
         """The key of a state that a worker asks for, or that rank 0 gives for a round: slices have
         the initial one in common at least, before workers begin to push."""
         key = self._engine.key(header.key, header.rank)
-        if key.plan.consistency.own_rounds and gives_for != INITIAL_ROUND:
+        if key.plan.own_rounds and gives_for != INITIAL_ROUND:
             raise ProtocolError(
                 f"it asked for states of {key.plan.called}, whose slices have no round in common"
             )
@@ -106,30 +104,27 @@ class StateService:
         else:
             self._replace(connection, header, key, arrived)
 
-    def _give(self, connection: Connection, header: StateHeader, key: Key) -> None:
+    def _give(self, connection: Connection, header: StateHeader, key: ServerKey) -> None:
         if connection.closed:
             return
-        optimizer, bucket = key.plan.optimizer, _bucket(header, key)
-        whole = _whole(header)
-        if optimizer is None:
-            state = None
-        elif bucket is None:
-            state = key.copied_state(optimizer, whole)
-        else:
-            state = bucket.copied_states(optimizer)[header.member - 1]
+        _check_member(header, key)
+        optimizer, whole = key.plan.optimizer, _whole(header)
+        state = None if optimizer is None else key.copied_state(optimizer, whole, header.member)
         plain = None if state is None else PlainState(state.elements, state.numbers)
         queue_state(
             connection.writer, self._rank, header.key, header.round, plain, whole, header.member
         )
 
-    def _take_if_complete(self, connection: Connection, header: RoundHeader, key: Key) -> None:
+    def _take_if_complete(
+        self, connection: Connection, header: RoundHeader, key: ServerKey
+    ) -> None:
         assert self._arriving is not None
         if self._arriving.complete:
             arrived, self._arriving = self._arriving, None
             self._when_ended(_Waiting(connection, header, key, arrived))
 
     def _replace(
-        self, connection: Connection, header: RoundHeader, key: Key, arrived: ArrivingState
+        self, connection: Connection, header: RoundHeader, key: ServerKey, arrived: ArrivingState
     ) -> None:
         plain = arrived.state
         state = None if plain is None else State(dict(plain.elements), dict(plain.numbers))
@@ -137,33 +132,29 @@ class StateService:
             optimizer = key.plan.optimizer
             if optimizer is None:
                 raise ProtocolError("it sent an optimizer's state, and there is no optimizer")
-            if isinstance(key, ServerKey) and key.bucket is not None:
-                key.bucket.replace_state(optimizer, arrived.member - 1, state)
-            else:
-                key.replace_state(optimizer, state, arrived.whole)
+            key.replace_state(optimizer, state, arrived.whole, arrived.member)
         except ProtocolError as error:
             # Not raised: another worker's push may have brought this about.
             self._workers.lose(connection, str(error))
             return
         except Exception as error:  # noqa: BLE001  the optimizer's own
             _log.exception("the optimizer can't take a state")
-            self._fail(f"the optimizer can't take a state: {in_one_line(error)}", header.round)
+            self._workers.fail(
+                f"the optimizer can't take a state: {in_one_line(error)}", header.round
+            )
             return
         loaded = RoundHeader(Kind.LOADED, self._rank, key=header.key, round=header.round)
         connection.writer.push(Frame(URGENT, loaded))
 
 
-def _bucket(header: StateHeader, key: Key) -> Optional[BucketSlice]:
-    """The bucket of which a state is a tensor's; None for another key. ProtocolError where the
-    header does not fit the key."""
-    bucket = key.bucket if isinstance(key, ServerKey) else None
-    tensors = 0 if bucket is None else len(key.plan.declared.members)
+def _check_member(header: StateHeader, key: ServerKey) -> None:
+    """Raises ProtocolError where the tensor of which a state is does not fit the key."""
+    tensors = len(key.declared.members)
     if header.member > tensors or (tensors and not header.member) or (tensors and _whole(header)):
         raise ProtocolError(
             f"it speaks of the state of tensor {header.member} of {key.plan.called}, which has "
             f"{tensors}"
         )
-    return bucket
 
 
 def _whole(header: StateHeader) -> bool:

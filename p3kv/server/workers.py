@@ -32,6 +32,8 @@ class Workers:
     ) -> None:
         """`suspect` is told which worker is lost, and whether other processes may know a better
         cause; `report_break` is told whose link has ended."""
+        self.server = UNKNOWN
+        """The rank of this server, from the roster on."""
         self.connections: Dict[int, Connection] = {}
         self.done: Set[int] = set()
         """Ranks of the workers that have said that they send nothing more."""
@@ -126,6 +128,11 @@ class Workers:
         p3kv.errors."""
         round_ = self.last_round.get(rank, UNKNOWN)
         self._suspect(Failure(reason, "worker", rank, round_, error, hint), False)
+
+    def fail(self, reason: str, round: int, error: str = "P3Error") -> None:
+        """Reports that the job can't go on because of this server; `error` names a class in
+        p3kv.errors."""
+        self._suspect(Failure(reason, "server", self.server, round, error), False)
 
     def known_round(self) -> int:
         """The newest round that any of them has pushed for; from any thread."""

@@ -232,7 +232,7 @@ def test_a_worker_leads_by_as_many_rounds_as_the_rule_says_and_its_pushes_count_
         assert job.ahead.complete[1:] == [("w", 1), ("w", 2)]
         # Round 3 has ended, but worker 1 has made none; round 4 waits for the window.
         np.testing.assert_array_equal(job.kept(job.keys[0]), 3)
-        waits = list(job.servers[0].consumer.waiting.longer_than(0.0, time.monotonic()))
+        waits = list(job.servers[0].consumer.engine.longest_waits(0.0, time.monotonic()))
         assert [(wait.missing, wait.arrived) for wait in waits] == [([1], [0])]
         job.push(1, 1)
         assert job.ahead.complete[1:] == [("w", 1), ("w", 2), ("w", 3)]
@@ -353,7 +353,7 @@ def test_pushes_ahead_are_held_by_the_rule_s_window() -> None:
         job.push(0, *range(1, 7))
         assert job.servers[0].most_open() == OneBehind.window
         job.push(1, 1)
-        assert sorted(next(job.servers[0].consumer.engine.units()).ledger.open) == [2, 3, 4]
+        assert sorted(next(job.servers[0].consumer.engine.records()).rounds.open) == [2, 3, 4]
 
 
 def test_settings_are_kept_for_a_round_that_has_not_ended_though_its_worker_went_on() -> None:
@@ -390,7 +390,7 @@ def test_rounds_that_wait_name_the_straggler_and_so_does_its_leaving() -> None:
     with closing(Straggling()) as job:
         job.push(0, 1, 2)
         (server,) = job.servers
-        waits = list(server.consumer.waiting.longer_than(0.0, time.monotonic()))
+        waits = list(server.consumer.engine.longest_waits(0.0, time.monotonic()))
         # Round 2 waits, too: of a key's rounds the oldest says who is missing.
         assert [(wait.round, wait.missing, wait.arrived) for wait in waits] == [(1, [1], [0])]
         job.push(1, 1)

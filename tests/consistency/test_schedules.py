@@ -210,8 +210,8 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
                 check()
         for server in job.servers:
             assert server.most_open() == 0
-            assert server.consumer.waiting.pulls == {}
-            assert not server.consumer.held_rounds.steps
+            assert server.consumer.engine.pulls == {}
+            assert not server.consumer.engine.state.clipped.steps
         if clips:
             totals = [sum(gradient(rank, r) for rank in range(workers)) for r in (9, 9 // SELDOM)]
             norm = np.linalg.norm(np.concatenate(totals).astype(np.float64))
@@ -279,9 +279,9 @@ def test_a_worker_sends_nothing_for_a_round_that_may_have_other_slices_than_it_k
         out = np.zeros(SIZE, np.float32)
         ahead.call(key, 5, None, out)
         job.finish()
-        states = list(job.servers[0].consumer.engine.units())
-        assert [sorted(state.ledger.open) for state in states[:2]] == [[1, 2], [1, 2]]
-        assert job.servers[0].consumer.waiting.pulls == {}
+        states = list(job.servers[0].consumer.engine.records())
+        assert [sorted(state.rounds.open) for state in states[:2]] == [[1, 2], [1, 2]]
+        assert job.servers[0].consumer.engine.pulls == {}
         job.workers[0].tuning.want(SliceSizes(SIZE // 5))
         keys = job.keys["often"]
         job.workers[0].call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
@@ -394,8 +394,8 @@ def test_a_server_looks_at_its_sockets_between_two_slices_of_a_clipped_step() ->
         worker.call(key, 1, gradient(0, 1), None)
         worker.data_plane.global_norms.end_pushes(ClippedStep(0, 1, 1, 1e9, dict(key.runs)))
         consumer = job.servers[0].consumer
-        while not any(state.round for state in consumer.engine.units()):
+        while not any(state.round for state in consumer.engine.records()):
             function, *arguments = next(job.events())
             function(*arguments)
-        assert sorted(state.round for state in consumer.engine.units()) == [0, 1]
+        assert sorted(state.round for state in consumer.engine.records()) == [0, 1]
         job.finish()

@@ -15,8 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.environment import runs_operations_at_once
-from p3kv.server.engine.held_rounds import HeldRounds
-from p3kv.server.engine.squares import exact_squares, sum_of_squares
+from p3kv.server.engine.state import ClippedSteps, exact_squares, sum_of_squares
 from p3kv.worker.global_norms import norm_of
 from tests.jobs import SCRIPTS, run_job
 
@@ -82,65 +81,66 @@ class Server:
     """A server's part of a clipped step, with names for slices."""
 
     def __init__(self) -> None:
-        self.sent: List[Tuple[int, float]] = []
-        self.held_rounds: HeldRounds[str] = HeldRounds(
-            lambda step, squares: self.sent.append((step, math.fsum(squares)))
-        )
+        self.clipped = ClippedSteps(exact=False)
+
+    @property
+    def sent(self) -> List[Tuple[int, float]]:
+        """Steps of which the squares are complete, and their sums."""
+        steps = self.clipped.steps
+        return [(step, math.fsum(steps[step].squares)) for step in self.clipped.complete]
 
     def complete(self, step: int, name: str) -> np.ndarray:
         total = np.full(3, 2, np.float32)
-        assert self.held_rounds.is_new(step, name)
-        self.held_rounds.hold(step, name, len(total), total)
-        assert not self.held_rounds.is_new(step, name)
+        self.clipped.count(step, name, len(total), total)
         return total
 
 
 @pytest.mark.parametrize("told_first", [True, False])
 def test_squares_are_sent_when_all_that_was_pushed_is_summed(told_first: bool) -> None:
     server = Server()
-    server.held_rounds.begin(7)
-    assert server.held_rounds.holds(7) and not server.held_rounds.holds(8)
+    server.clipped.begin(7)
+    assert list(server.clipped.steps) == [7] and server.clipped.steps[7].scale is None
     if told_first:
-        server.held_rounds.end_pushes(7, 6)
+        server.clipped.end_pushes(7, 6)
     totals = [server.complete(7, "a")]
     assert not server.sent
     totals.append(server.complete(7, "b"))
     if not told_first:
         assert not server.sent
-        server.held_rounds.end_pushes(7, 6)
+        server.clipped.end_pushes(7, 6)
     assert server.sent == [(7, 24.0)]
-    assert list(server.held_rounds.scaled(7, 0.5)) == ["a", "b"]
-    assert not server.held_rounds.holds(7)
+    assert list(server.clipped.scaled(7, 0.5)) == ["a", "b"]
+    assert server.clipped.steps[7].scale == 0.5
     for total in totals:
-        server.held_rounds.scale(7, len(total), total)
+        server.clipped.scale(7, len(total), total)
         np.testing.assert_array_equal(total, np.ones(3))
-    assert not server.held_rounds.steps
+    assert not server.clipped.steps
 
 
 def test_a_server_without_a_key_of_the_step_sends_nothing() -> None:
     server = Server()
-    server.held_rounds.begin(7)
-    server.held_rounds.end_pushes(7, 0)
-    assert not list(server.held_rounds.scaled(7, 1.0))
-    assert not server.sent and not server.held_rounds.steps
+    server.clipped.begin(7)
+    server.clipped.end_pushes(7, 0)
+    assert not list(server.clipped.scaled(7, 1.0))
+    assert not server.sent and not server.clipped.steps
 
 
 def test_words_that_can_not_be_right_are_refused() -> None:
     server = Server()
     for speak in (
-        lambda: server.held_rounds.end_pushes(7, 3),
-        lambda: server.held_rounds.scaled(7, 1.0),
+        lambda: server.clipped.end_pushes(7, 3),
+        lambda: server.clipped.scaled(7, 1.0),
     ):
         with pytest.raises(ProtocolError, match="has not begun"):
             speak()
-    server.held_rounds.begin(7)
+    server.clipped.begin(7)
     with pytest.raises(ProtocolError, match="twice"):
-        server.held_rounds.begin(7)
+        server.clipped.begin(7)
     with pytest.raises(ProtocolError, match="norm is not known"):
-        server.held_rounds.scaled(7, 1.0)
-    server.held_rounds.end_pushes(7, 3)
+        server.clipped.scaled(7, 1.0)
+    server.clipped.end_pushes(7, 3)
     with pytest.raises(ProtocolError, match="twice"):
-        server.held_rounds.end_pushes(7, 3)
+        server.clipped.end_pushes(7, 3)
     server.complete(7, "a")
     with pytest.raises(ProtocolError, match="more than the 3 elements"):
         server.complete(7, "b")

@@ -14,18 +14,16 @@ from hypothesis import strategies as st
 from p3kv.codecs import VALUES, make_codec, part_of_rows
 from p3kv.common.registry import Choice
 from p3kv.errors import P3Error, ProtocolError
-from p3kv.server.engine import RowsKey
-from p3kv.server.engine.plan import KeyPlan
-from p3kv.server.engine.row_sums import RowsOfRound
+from p3kv.server.engine import ServerRows
+from p3kv.server.engine.rows import RowsSum
 from p3kv.wire.fields import Header, PullRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, ONE_BYTE, TWO_BYTES, URGENT, Kind
-from p3kv.wire.messages import DeclaredKey
+from p3kv.wire.messages import DeclaredKey, SliceSizes
 from p3kv.wire.rows import NUMBER, Rows, check_frame, packed, unpacked
-from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.routes import RowsPull, RowsPush
 from tests import in_memory
-from tests.engines import end_round, engine_of, missing
+from tests.engines import end_round, engine_of, missing, push_rows
 from tests.jobs import run_job
 
 ROWS, COLUMNS = 12, 3
@@ -64,7 +62,7 @@ numbers = st.sets(st.integers(0, ROWS - 1)).map(sorted)
 @given(st.lists(numbers, max_size=6))
 def test_a_sum_has_the_rows_of_all_and_no_others(several: List[List[int]]) -> None:
     for ordered in (True, False):
-        total = RowsOfRound(ROWS, COLUMNS, np.dtype(np.float32), ordered)
+        total = RowsSum(ROWS, COLUMNS, np.dtype(np.float32), ordered)
         expected = np.zeros((ROWS, COLUMNS))
         for rank, some in enumerate(several):
             one = rows(some, rank)
@@ -79,13 +77,14 @@ def test_a_sum_has_the_rows_of_all_and_no_others(several: List[List[int]]) -> No
         )
 
 
-def key_of(workers: int, deterministic: bool = False, dtype: str = "float32") -> RowsKey:
+def key_of(workers: int, deterministic: bool = False, dtype: str = "float32") -> ServerRows:
     engine = engine_of(workers, deterministic=deterministic)
     declared = DeclaredKey(
         0, "w", (ROWS, COLUMNS), dtype, [(0, ROWS * COLUMNS)], layout="sparse_rows"
     )
-    key = RowsKey(KeyPlan(declared, engine.rules), SliceSizesByRound())
-    key.push(0, INITIAL_ROUND, 1, rows(list(range(ROWS)), 0), 0)
+    engine.set_slice_sizes(INITIAL_ROUND, SliceSizes(ROWS * COLUMNS))
+    key = engine.declare(declared).rows
+    push_rows(key, 0, INITIAL_ROUND, 1, rows(list(range(ROWS)), 0), 0)
     end_round(key)
     return key
 
@@ -95,12 +94,12 @@ def key_of(workers: int, deterministic: bool = False, dtype: str = "float32") ->
 def test_float16_is_summed_in_float32_and_rounded_once(deterministic: bool, updates: bool) -> None:
     key = key_of(3, deterministic, "float16")
     if updates:
-        key.plan.rules.optimizers[0] = Adding()
+        key.plan.optimizer = Adding()
     expected = np.zeros((ROWS, COLUMNS), np.float32) + (key.value if updates else 0)
     for rank, (some, value) in enumerate([([1, 4], 40_000), ([1, 5], 40_001), ([0, 1], -50_000)]):
         elements = np.full((2, COLUMNS), value, np.float16)  # the sum of two may be infinite
         expected[some] += elements
-        key.push(rank, 1, 1, Rows(np.array(some, NUMBER), elements), 1)
+        push_rows(key, rank, 1, 1, Rows(np.array(some, NUMBER), elements), 1)
     end_round(key)
     assert key.value.dtype == np.float16 and np.isfinite(key.value).all()
     np.testing.assert_array_equal(key.value, expected.astype(np.float16))
@@ -133,7 +132,7 @@ def test_what_has_changed_since_a_round_makes_its_value_the_newest(
     key = key_of(workers, deterministic)
     optimizer = Adding()
     if updates:
-        key.plan.rules.optimizers[0] = optimizer
+        key.plan.optimizer = optimizer
     values = [key.value.copy()]
     for round_ in range(1, rounds + 1):
         expected = key.value.copy() if updates else np.zeros((ROWS, COLUMNS), np.float32)
@@ -145,9 +144,9 @@ def test_what_has_changed_since_a_round_makes_its_value_the_newest(
             frames.append([slice(None, cut), slice(cut, None)])
             frames[-1] = [Rows(some.numbers[p], some.elements[p]) for p in frames[-1]]
         for rank in data.draw(st.permutations([*range(workers)] * 2)):
-            assert not list(key.ledger.complete())
+            assert key.rounds.next() is None
             assert all(rank in ranks for ranks in missing(key).values())
-            key.push(rank, round_, 2, frames[rank].pop(0), round_)
+            push_rows(key, rank, round_, 2, frames[rank].pop(0), round_)
             if data.draw(st.booleans()) and missing(key):
                 with pytest.MonkeyPatch.context() as patched:  # small parts, too
                     patched.setattr("p3kv.server.engine.rows._PART_BYTES", 0)
@@ -181,10 +180,10 @@ def test_a_push_that_can_not_be_right_is_refused(
     rank: int, round_: int, frames: int, of: List[int], why: str
 ) -> None:
     key = key_of(3)
-    key.push(0, 1, 2, rows([1, 4], 0), 1)
-    key.push(2, 1, 1, rows([], 0), 1)
+    push_rows(key, 0, 1, 2, rows([1, 4], 0), 1)
+    push_rows(key, 2, 1, 1, rows([], 0), 1)
     with pytest.raises(ProtocolError, match=why):
-        key.push(rank, round_, frames, rows(of, 0), 1)
+        push_rows(key, rank, round_, frames, rows(of, 0), 1)
 
 
 class RowsJob(in_memory.MemoryJob):
@@ -240,7 +239,7 @@ def test_whatever_happens_first_all_workers_have_the_rows_of_every_round(
     job = RowsJob(workers, servers, 2 * COLUMNS, codec=codec)
     travelled = in_half if codec == "float16" else np.copy
     for server in job.servers:
-        server.consumer.engine.rules.optimizers.clear()
+        server.consumer.engine.state.optimizers.clear()
     try:
         keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows")
         job.push(0, keys[0], INITIAL_ROUND, rows(list(range(ROWS)), 99))
@@ -301,7 +300,7 @@ def test_rows_that_each_worker_pushes_at_its_own_pace_are_all_counted_once(
             schedule(data, job)
             if phase == 0:
                 assert (sum(pushed) > 0) == any(
-                    job.servers[0].consumer.waiting.longer_than(0, time.monotonic())
+                    job.servers[0].consumer.engine.longest_waits(0, time.monotonic())
                 )
                 for server in job.servers:
                     server.set_optimizer(in_memory.OWN_STORE, AddingRows())
@@ -322,12 +321,12 @@ def test_a_push_that_does_not_come_is_known_and_one_that_can_not_come_ends_the_j
         consumer = job.servers[0].consumer
         job.pull(1, keys[1], INITIAL_ROUND, np.zeros((ROWS, COLUMNS), np.float32), {})
         job.finish()
-        [wait] = consumer.waiting.longer_than(0, time.monotonic())
+        [wait] = consumer.engine.longest_waits(0, time.monotonic())
         assert (wait.round, wait.missing, wait.arrived) == (INITIAL_ROUND, [0], [1])
         job.push(0, keys[0], INITIAL_ROUND, rows(list(range(ROWS)), 0))
         job.push(0, keys[0], 1, rows([2], 0))
         job.finish()
-        [wait] = consumer.waiting.longer_than(0, time.monotonic())
+        [wait] = consumer.engine.longest_waits(0, time.monotonic())
         assert (wait.round, wait.missing, wait.arrived) == (1, [1], [0])
         assert "key 'w'" in wait.message(1, 2).called
         job.workers[1].data_plane.tell(Header(Kind.BYE, 1))

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3kv.errors import ProtocolError
-from p3kv.server.engine.buffers import Buffer, BufferPool
+from p3kv.server.engine.state import Buffer, BufferPool
 from p3kv.server.optimizer import Optimizer, State
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey
+from tests import engines
 from tests.engines import Result, engine_of, missing, one_slice, with_values
 
 LENGTH = 40
@@ -84,7 +85,7 @@ class Server:
     ) -> List[Result]:  # fmt: skip
         buffer = self.pool.get(LENGTH, np.dtype(np.float32))
         buffer.array[:] = gradient
-        self.engine.push(self.slice_, rank, round, buffer, wants, priority, step)
+        engines.push(self.slice_, rank, round, buffer, wants, priority, step)
         return list(with_values(self.engine.end_rounds(self.slice_)))
 
     @property
@@ -141,7 +142,7 @@ def test_a_round_is_the_sum_of_its_workers_in_order_of_arrival(
         expected = in_order([gradient(r, ended) for r in arrived[ended]])
         np.testing.assert_array_equal(results[0].value.array, expected)
         assert sorted(results[0].wanting) == list(range(num_workers))
-    assert server.slice_.ledger.open == {}
+    assert server.slice_.rounds.open == {}
 
 
 @given(arrivals())
@@ -176,7 +177,7 @@ def test_several_rounds_may_be_open_and_end_in_order() -> None:
     server = Server(2)
     for round_ in (1, 2, 3):
         assert server.push(0, round_, gradient(0, round_)) == []
-    assert sorted(server.slice_.ledger.open) == [1, 2, 3]
+    assert sorted(server.slice_.rounds.open) == [1, 2, 3]
     for round_ in (1, 2, 3):
         assert missing(server.slice_)[round_] == [1]
         results = server.push(1, round_, gradient(1, round_))
@@ -228,7 +229,7 @@ def test_only_rank_0_gives_an_initial_value_and_only_once() -> None:
 def test_missing_ranks_are_known_by_name() -> None:
     server = Server(4, initial=False)
     server.push(2, 1, gradient(2, 1))
-    assert server.slice_.ledger.waits()
+    assert server.slice_.rounds.waits()
     assert missing(server.slice_)[1] == [0, 1, 3]
 
 

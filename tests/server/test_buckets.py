@@ -16,7 +16,8 @@ from p3kv.server.saving.key_cut import KeyCut
 from p3kv.slicing import BUCKET
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, Member, SliceSizes
-from tests.engines import engine_of
+from tests import engines
+from tests.engines import ended, engine_of
 
 SHAPES = [(2, 3), (1,), (4,)]
 MEMBERS = [Member(at, shape, f"w{at}") for at, shape in enumerate(SHAPES)]
@@ -84,15 +85,13 @@ class Server:
         slice_ = self.key.slice_at(round_, 0, rank)
         step = max(round_, 1)
         if gradient is None:
-            self.engine.push(slice_, rank, round_, None, True, 0, step)
+            engines.push(slice_, rank, round_, None, step=step)
         else:
-            buffer = self.engine.rules.pool.get(SIZE, np.dtype(np.float32))
+            buffer = self.engine.state.pool.get(SIZE, np.dtype(np.float32))
             buffer.array[:] = gradient
-            self.engine.push(slice_, rank, round_, buffer, True, 0, step).lacking &= lacking
-        for ended in self.engine.end_rounds(slice_):
-            assert ended.round == round_
-            for _ in self.key.reslice():
-                pass
+            engines.push(slice_, rank, round_, buffer, step=step, lacking=lacking)
+        for one in ended(self.engine.end_rounds(slice_)):
+            assert one.number == round_
 
     @property
     def value(self) -> np.ndarray:

@@ -9,12 +9,13 @@ import pytest
 
 from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ProtocolError
-from p3kv.server.engine import RowsKey, ServerKey, Unit
+from p3kv.server.engine import ServerRows, ServerSlice
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, SliceSizes
 from p3kv.wire.rows import NUMBER, Rows
+from tests import engines
 from tests.adding import Adding, AddingWhole
-from tests.engines import engine_of
+from tests.engines import ended, engine_of, push_host_sum, push_in_host_sum, push_rows
 
 WORKERS, ROWS, COLUMNS = 2, 4, 3
 SIZE = ROWS * COLUMNS
@@ -32,7 +33,7 @@ class AddingRows(Adding):
 
 
 class Server:
-    """A key of one unit, or of two slices, and what happens to it."""
+    """A key of one record, or of two slices, and what happens to it."""
 
     def __init__(self, slices: int = 1, layout: str = "dense", own: bool = False) -> None:
         self.engine = engine_of(WORKERS)
@@ -42,32 +43,32 @@ class Server:
             consistency=ASYNCHRONOUS if own else None,
         )  # fmt: skip
         key = self.engine.declare(declared)
-        self.units: List[Unit]
-        if isinstance(key, ServerKey):
-            self.units = [key.slice_at(INITIAL_ROUND, index, 0) for index in range(slices)]
-        else:
-            self.units = list(key.units)
+        self.records = list(key.records(INITIAL_ROUND))
+        assert len(self.records) == slices
 
-    def push(self, rank: int, round_: int, unit: int = 0) -> None:
+    def push(self, rank: int, round_: int, record: int = 0) -> None:
         """Ones, but of the initial round nothing but zeros."""
-        what, ones = self.units[unit], np.full(SIZE, float(round_ > INITIAL_ROUND), np.float32)
-        if isinstance(what, RowsKey):
+        what, ones = self.records[record], np.full(SIZE, float(round_ > INITIAL_ROUND), np.float32)
+        if isinstance(what, ServerRows):
             rows = Rows(np.arange(ROWS, dtype=NUMBER), ones.reshape(ROWS, COLUMNS))
-            what.push(rank, round_, 1, rows, round_)
+            push_rows(what, rank, round_, 1, rows, round_)
         else:
-            buffer = self.engine.rules.pool.get(what.length, np.dtype(np.float32))
-            buffer.array[:] = ones[: what.length]
-            self.engine.push(what, rank, round_, buffer, True, 0, round_)
+            buffer = self.engine.state.pool.get(what.size_elems, np.dtype(np.float32))
+            buffer.array[:] = ones[: what.size_elems]
+            engines.push(what, rank, round_, buffer, step=round_)
 
     def value(self) -> float:
-        """The first element of the first unit, which all others equal."""
-        what = self.units[0]
-        value = what.value if isinstance(what, RowsKey) else what.known_value().array
+        """The first element of the first record, which all others equal."""
+        what = self.records[0]
+        if isinstance(what, ServerSlice):
+            return float(what.known_value().array[0])
+        assert isinstance(what, ServerRows)
+        value = what.value
         return float(value.reshape(-1)[0])
 
     def ended(self) -> List[int]:
-        """The rounds that end now, by all units in turn."""
-        return [one.round for unit in self.units for one in self.engine.end_rounds(unit)]
+        """The rounds that end now, by all records in turn."""
+        return [one.number for rec in self.records for one in ended(self.engine.end_rounds(rec))]
 
 
 class Case(NamedTuple):
@@ -89,8 +90,8 @@ def with_optimizer(server: Server) -> Server:
 
 def begun(slices: int = 1, layout: str = "dense", own: bool = False) -> Server:
     server = Server(slices, layout, own)
-    for unit in range(slices):
-        server.push(0, INITIAL_ROUND, unit)
+    for record in range(slices):
+        server.push(0, INITIAL_ROUND, record)
     assert server.ended() == [INITIAL_ROUND] * slices
     return server
 
@@ -101,19 +102,19 @@ def pushes(*which: Tuple[int, ...]) -> Callable[[Server], object]:
 
 def pushed_in_host_sum(server: Server, ranks: Sequence[int] = range(WORKERS)) -> None:
     for rank in ranks:
-        server.engine.push_in_host_sum(server.units[0], rank, 1, True, 1)
+        push_in_host_sum(server.records[0], rank, 1, 1)
 
 
 def host_sum(server: Server, workers: int = WORKERS) -> None:
-    buffer = server.engine.rules.pool.get(SIZE, np.dtype(np.float32))
+    buffer = server.engine.state.pool.get(SIZE, np.dtype(np.float32))
     buffer.array[:] = workers
-    server.engine.push_host_sum(server.units[0], 1, 1, buffer, True, 0, workers)
+    push_host_sum(server.records[0], 1, 1, buffer, workers)
 
 
 def left_with_what_it_was_to_sum(server: Server) -> None:
     pushes((0, 1), (1, 1))(server)
     assert server.ended() == [1]
-    server.engine.push_in_host_sum(server.units[0], 1, 2, True, 2)
+    push_in_host_sum(server.records[0], 1, 2, 2)
     server.engine.leave(0)
 
 
@@ -123,9 +124,9 @@ def clipped(server: Server) -> None:
 
 
 def scaled(server: Server) -> None:
-    held_rounds = server.engine.rules.held_rounds
-    held_rounds.end_pushes(1, SIZE)
-    assert list(held_rounds.scaled(1, 0.5)) == server.units
+    assert [one.step for one in server.engine.end_pushes(1, SIZE)] == [1]
+    held = server.engine.state.clipped.scaled(1, 0.5)
+    assert [one.record for one in held] == server.records
 
 
 def whole(server: Server) -> Server:
@@ -185,7 +186,7 @@ CASES = {
     ),
     "the worker has left that was to send the host's sum": Case(
         begun, left_with_what_it_was_to_sum, [],
-        lambda server: server.engine.push_host_sum(server.units[0], 1, 2, None, True, 0, 1), [2],
+        lambda server: push_host_sum(server.records[0], 1, 2, None, 1), [2],
     ),
     **{
         f"the norm is not known, {layout}": Case(
@@ -212,8 +213,8 @@ def test_a_round_ends_when_nothing_holds_it_back_any_more(name: str) -> None:
     server = case.begin()
     case.happens(server)
     assert server.ended() == list(case.ended)
-    waits = [wait for unit in server.units for wait in unit.ledger.waits() if wait.missing]
-    assert [(wait.number, wait.missing) for wait in waits] == list(case.waits_for)
+    waits = [wait for one in server.records for wait in one.rounds.waits() if wait.missing]
+    assert [(wait.round, wait.missing) for wait in waits] == list(case.waits_for)
     case.then(server)
     assert server.ended() == list(case.ended_then)
     assert server.ended() == [], "each round ends once"
@@ -232,7 +233,7 @@ def test_a_sum_of_nobody_or_of_others_only_is_refused() -> None:
     pushed_in_host_sum(server, [0])
     for sender, workers in ((0, 0), (1, 1)):
         with pytest.raises(ProtocolError, match=f"worker {sender} has announced no sum"):
-            server.engine.push_host_sum(server.units[0], sender, 1, None, True, 0, workers)
+            push_host_sum(server.records[0], sender, 1, None, workers)
 
 
 @pytest.mark.parametrize("layout", ALIKE)
@@ -257,9 +258,3 @@ def test_a_push_that_can_not_be_right_is_refused_and_changes_nothing(
     with pytest.raises(ProtocolError, match=why):
         server.push(rank, round_)
     assert server.ended() == [] and server.value() == before
-
-
-@pytest.mark.parametrize("layout", ALIKE)
-def test_plain_keys_are_planned_without_anything_that_holds_rounds_back(layout: str) -> None:
-    server = with_optimizer(begun(layout=layout))
-    assert server.units[0].plan.holds == ()

@@ -7,16 +7,15 @@ from typing import Any, List, Tuple
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from p3kv.common.finite import NotFinite
-from p3kv.server.engine import RowsKey, Unit
-from p3kv.server.engine.buffers import BufferPool
-from p3kv.server.engine.plan import KeyPlan
+from p3kv.server.engine import Record
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey
 from p3kv.wire.rows import NUMBER, Rows
-from p3kv.wire.slice_sizes import SliceSizesByRound
-from tests.engines import engine_of, one_slice
+from tests import engines
+from tests.engines import ended, engine_of, one_slice, push_rows
 from tests.in_memory import MemoryJob
 from tests.jobs import SUMS_ONLY, run_job
 from tests.whole_jobs.test_host_sums import run_on_hosts
@@ -49,14 +48,10 @@ class Server:
     """Sums a key of one slice, or of rows, for two workers."""
 
     def __init__(self, dtype: str, deterministic: bool, by_rows: bool) -> None:
-        self._pool = BufferPool()
-        self._engine = engine_of(
-            2, pool=self._pool, deterministic=deterministic, checks_finite=True
-        )
-        layout = "sparse_rows" if by_rows else "dense"
-        declared = DeclaredKey(0, "w", (2, 2), dtype, [(0, 4)], layout=layout)
-        self._slice = one_slice(self._engine, declared)
-        self._rows = RowsKey(KeyPlan(declared, self._engine.rules), SliceSizesByRound())
+        self._engine = engine_of(2, deterministic=deterministic, check_finite=True)
+        dense = DeclaredKey(0, "w", (2, 2), dtype, [(0, 4)])
+        self._slice = one_slice(self._engine, dense)
+        self._rows = self._engine.declare(replace(dense, key_id=1, layout="sparse_rows")).rows
         self._dtype = np.dtype(dtype)
         self._by_rows = by_rows
         self.push(0, INITIAL_ROUND, [np.nan, np.inf, 0, 0])
@@ -65,14 +60,14 @@ class Server:
         gradient = np.array(numbers, self._dtype)
         if self._by_rows:
             rows = Rows(np.arange(2, dtype=NUMBER), gradient.reshape(2, 2))
-            self._rows.push(rank, round_, 1, rows, round_)
-            unit: Unit = self._rows
+            push_rows(self._rows, rank, round_, 1, rows, round_)
+            record: Record[Any] = self._rows
         else:
-            buffer = self._pool.get(4, self._dtype)
+            buffer = self._engine.state.pool.get(4, self._dtype)
             buffer.array[:] = gradient
-            self._engine.push(self._slice, rank, round_, buffer, False, 0, round_)
-            unit = self._slice
-        assert len(list(self._engine.end_rounds(unit))) < 2
+            engines.push(self._slice, rank, round_, buffer, False, 0, round_)
+            record = self._slice
+        assert len(list(ended(self._engine.end_rounds(record)))) < 2
 
 
 @pytest.mark.parametrize("by_rows", [False, True])
@@ -114,7 +109,7 @@ class Hosts(MemoryJob):
         )  # fmt: skip
         self.key = self.declare("w", 4)
         self.failures: List[Tuple[Any, ...]] = []
-        self.servers[0].fail = lambda *failure: self.failures.append(failure)
+        self.servers[0].workers.on_failure = lambda *failure: self.failures.append(failure)
         self.workers[0].call(self.key[0], INITIAL_ROUND, np.array([np.inf] * 4, dtype), None)
         self.finish()
 
@@ -144,7 +139,7 @@ class TestWorkersOfAHostThatCheck:
             with pytest.raises(NotFinite, match=reason) as caught:
                 job.push(2, *numbers)
             assert (caught.value.rank, caught.value.round) == (culprit, 2)
-            assert all(unit.round == 1 for unit in job.servers[0].consumer.engine.units())
+            assert all(one.round == 1 for one in job.servers[0].consumer.engine.records())
             assert not job.failures
 
     @pytest.mark.parametrize("on", [(0, 1), (0, 2)])
@@ -159,4 +154,4 @@ class TestWorkersOfAHostThatCheck:
                 job.push(1, *numbers)
             reason = "the sum of several workers' gradients of key 'w' has infinity in round 1"
             assert job.failures == [(reason, 1, "NotFiniteError")]
-            assert all(unit.round == 0 for unit in job.servers[0].consumer.engine.units())
+            assert all(one.round == 0 for one in job.servers[0].consumer.engine.records())

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from p3kv.common.registry import Choice
-from p3kv.server.engine.buffers import BufferPool
+from p3kv.server.engine.state import BufferPool
 from p3kv.server.optimizer import Optimizer, State
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import CodecChoices, DeclaredKey
-from tests.engines import engine_of, one_slice, with_values
+from tests import engines
+from tests.engines import engine_of, one_slice, push_encoded, with_values
 
 WORKERS, LENGTH = 4, 30
 
@@ -69,9 +70,10 @@ def test_a_sum_is_rounded_to_half_precision_once_and_only_for_the_value(
     def push(rank: int, round_: int, values: np.ndarray, encoded: bool) -> None:
         buffer = pool.get(LENGTH, half)
         buffer.array[:] = values
-        engine.push(
-            slice_, rank, round_, buffer, True, 0, round_, buffer.bytes if encoded else None
-        )
+        if encoded:
+            push_encoded(slice_, rank, round_, buffer, round_)
+        else:
+            engines.push(slice_, rank, round_, buffer, step=round_)
 
     initial = gradient(9, half)
     push(0, INITIAL_ROUND, initial, False)

@@ -136,7 +136,7 @@ def test_every_push_counts_once_and_no_worker_waits_while_others_share_rounds_an
             assert (count == script.rounds).all()
         np.testing.assert_array_equal(job.kept(job.keys["often"][0]), expected[STEPS])
         assert all(server.most_own() == 0 for server in job.servers)
-        assert all(server.consumer.waiting.pulls == {} for server in job.servers)
+        assert all(server.consumer.engine.pulls == {} for server in job.servers)
 
 
 def merged(calls: List[Any], store: int, random: Random) -> List[Any]:
@@ -168,7 +168,7 @@ def test_a_worker_goes_on_while_another_has_pushed_nothing() -> None:
         job.initialise()
         for round_ in range(1, 8):
             np.testing.assert_array_equal(job.push(0, round_), 1 + round_ * PATTERN)
-        assert list(job.servers[0].consumer.waiting.longer_than(0.0, time.monotonic())) == []
+        assert list(job.servers[0].consumer.engine.longest_waits(0.0, time.monotonic())) == []
         # The other's first push finds them all, and so does the first one's next.
         np.testing.assert_array_equal(job.push(1, 1), 1 + (7 + 16) * PATTERN)
         np.testing.assert_array_equal(job.push(0, 8), 1 + (8 + 16) * PATTERN)
@@ -178,16 +178,16 @@ def test_pushes_wait_for_the_initial_value_and_the_optimizer_of_which_others_are
     with closing(Alone(2, 1)) as job:
         (server,) = job.servers
         early = job.push(1, 1)
-        (wait, *_) = server.consumer.waiting.longer_than(0.0, time.monotonic())
+        (wait, *_) = server.consumer.engine.longest_waits(0.0, time.monotonic())
         assert (wait.round, wait.missing, wait.arrived) == (INITIAL_ROUND, [0], [1])
         job.initialise()
-        (wait, *_) = server.consumer.waiting.longer_than(0.0, time.monotonic())
+        (wait, *_) = server.consumer.engine.longest_waits(0.0, time.monotonic())
         assert (wait.round, wait.missing, wait.arrived) == (1, [0], [1])
         assert np.isnan(early).all() and job.workers[1].under_way == 1
         job.set_optimizers()
         job.finish()
         np.testing.assert_array_equal(early, 1 + 16 * PATTERN)
-        assert list(server.consumer.waiting.longer_than(0.0, time.monotonic())) == []
+        assert list(server.consumer.engine.longest_waits(0.0, time.monotonic())) == []
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -202,7 +202,7 @@ def test_pushes_wait_until_worker_0_has_begun_a_step_and_the_job_ends_if_it_has_
         announced.in_step = False
         server.set_optimizer(OWN_STORE, announced)
         early = job.push(1, 1)
-        (wait, *_) = server.consumer.waiting.longer_than(0.0, time.monotonic())
+        (wait, *_) = server.consumer.engine.longest_waits(0.0, time.monotonic())
         assert (wait.round, wait.missing, wait.arrived) == (1, [0], [1])
         assert np.isnan(early).all()
         if leaves:

@@ -21,7 +21,8 @@ from p3kv.server.optimizer import Optimizer, State
 from p3kv.slicing import Run, Slice, make_layout
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, SliceSizes, encode
-from tests.engines import engine_of
+from tests import engines
+from tests.engines import ended, engine_of
 from tests.jobs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
@@ -74,7 +75,7 @@ class Server:
         self.sizes = self.engine._sizes
         self.engine.set_optimizer(0, optimizer)
         self._declared = declared
-        self.pool = self.engine.rules.pool
+        self.pool = self.engine.state.pool
         self.results: Dict[int, np.ndarray] = {}
 
     @cached_property
@@ -91,17 +92,11 @@ class Server:
                 slice_ = self.key.slice_at(round, piece.index, rank)
                 buffer = self.pool.get(piece.length, np.dtype(np.float32))
                 buffer.array[:] = gradient[piece.offset : piece.offset + piece.length]
-                self.engine.push(slice_, rank, round, buffer, True, 0, max(round, 1))
-                if self._end_rounds(slice_):
-                    for other in self.key.reslice():
-                        self._end_rounds(other)
-
-    def _end_rounds(self, slice_: ServerSlice) -> int:
-        ended = 0
-        for result in self.engine.end_rounds(slice_):
-            self._note(slice_.index, result.round, slice_.known_value().array)
-            ended += 1
-        return ended
+                engines.push(slice_, rank, round, buffer, step=max(round, 1))
+                for result in ended(self.engine.end_rounds(slice_)):
+                    assert isinstance(result.record, ServerSlice)
+                    value = result.record.known_value().array
+                    self._note(result.record.index, result.number, value)
 
     def _note(self, index: int, round: int, value: np.ndarray) -> None:
         piece = self._slices(round)[index]
@@ -171,7 +166,11 @@ def test_values_do_not_depend_on_the_sizes_of_slices(
             weight = weight - state
         result = server.results[round_]
         np.testing.assert_array_equal(mine(declared, result), mine(declared, weight))
-        assert all(slice_.length % grain == 0 for slice_ in server.key.units)
+        assert all(
+            slice_.length % grain == 0
+            for slice_ in server.key.all_records
+            if isinstance(slice_, ServerSlice)
+        )
 
 
 def test_runs_with_parts_of_rows_are_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from random import Random
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import KeyMismatchError, ProtocolError
 from p3kv.server.engine import ServerKey
-from p3kv.server.engine.buffers import Buffer
+from p3kv.server.engine.state import Buffer
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.slicing import PLACEMENTS, Run, Slice, cut, make_layout
 from p3kv.slicing.placement import checked
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, DeclareKey, KeyRefused, SliceSizes
+from tests import engines
 from tests.engines import engine_of, missing, with_values
 from tests.scheduled import running, to, worker
 
@@ -87,7 +88,7 @@ class Server:
     def __init__(self, workers: int, runs: List[Run], deterministic: bool = False) -> None:
         self.engine = engine_of(workers, deterministic=deterministic)
         self.sizes = self.engine._sizes
-        self.pool = self.engine.rules.pool
+        self.pool = self.engine.state.pool
         self.optimizer = RowMomentum()
         self.engine.set_optimizer(0, self.optimizer)
         self._runs = runs
@@ -111,16 +112,8 @@ class Server:
         slice_ = self.key.slice_at(round_, piece.index, rank)
         gradient = self.pool.get(piece.length, np.dtype(np.float32))
         gradient.array[:] = values[piece.offset : piece.offset + piece.length]
-        self.engine.push(slice_, rank, round_, gradient, True, 0, round_)
-        ended = self._end_rounds(slice_)
-        while ended:
-            resliced = self.key.reslice()
-            ended = sum(self._end_rounds(other) for other in resliced)
-
-    def _end_rounds(self, slice_: Any) -> int:
-        ended = 0
+        engines.push(slice_, rank, round_, gradient, step=round_)
         for result in with_values(self.engine.end_rounds(slice_)):
-            ended += 1
             piece = self.slices(result.round)[result.slice_.index]
             whole = self.values.setdefault(result.round, np.full(SIZE, np.nan, np.float32))
             part = whole[piece.offset : piece.offset + piece.length]
@@ -128,7 +121,6 @@ class Server:
             part[:] = result.value.array
             result.value.begin_send()
             self.in_use.append((result.value, result.value.array.copy()))
-        return ended
 
     def end_sends(self, count: int) -> None:
         for buffer, before in self.in_use[:count]:

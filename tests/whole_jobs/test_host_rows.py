@@ -190,7 +190,7 @@ def gradient(random: Random, ordered: bool) -> Optional[Rows]:
 
 def kept(job: MemoryJob, key: WorkerKey) -> np.ndarray:
     return np.concatenate(
-        [job.servers[server].consumer.engine.keys[key.key_id].value for server, _ in key.runs]
+        [job.servers[server].consumer.engine.keys[key.key_id].rows.value for server, _ in key.runs]
     )
 
 
@@ -230,8 +230,8 @@ def test_the_sum_of_a_host_is_rounded_once_and_travels_once(
     with closing(
         MemoryJob(3, 1, 400, per_host=3, dtype=dtype, codecs=CodecChoices(Choice(codec)))
     ) as job:
+        job.servers[0].consumer.engine.state.optimizers.clear()  # the sum is the value
         keys = job.declare("w", rows, columns, layout="touched_rows")
-        job.servers[0].consumer.engine.rules.optimizers.clear()  # the sum is the value
         scripts = [Script(*both, []) for both in zip(job.workers, keys)]
         every = np.arange(rows, dtype=NUMBER)
         scripts[0].push(INITIAL_ROUND, Rows(every, np.zeros((rows, columns), dtype)))

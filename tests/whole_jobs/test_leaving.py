@@ -42,7 +42,7 @@ from tests.consistency.test_schedules import (
     Training,
     gradient,
 )
-from tests.engines import end_round, missing
+from tests.engines import end_round, missing, push_rows
 from tests.frontends.test_rows import COLUMNS, key_of
 from tests.frontends.test_rows import rows as some_rows
 from tests.scheduled import SLICE_SIZE, aborted, assembled, of, worker
@@ -120,8 +120,8 @@ def test_each_round_has_the_sum_of_the_workers_that_are_left(
         for server in job.servers:
             assert server.failures == []
             assert server.most_open() == 0
-            assert server.consumer.waiting.pulls == {}
-            assert not server.consumer.held_rounds.steps
+            assert server.consumer.engine.pulls == {}
+            assert not server.consumer.engine.state.clipped.steps
 
 
 def sums_of_hosts(
@@ -275,13 +275,13 @@ def test_worker_0_ends_the_job_where_it_is_missed(why: str, lets_leave: bool) ->
 def test_rounds_of_a_key_of_rows_end_without_those_that_have_left(deterministic: bool) -> None:
     key = key_of(3, deterministic)
     for rank in range(3):
-        key.push(rank, 1, 1, some_rows([rank, 5], rank), 1)
+        push_rows(key, rank, 1, 1, some_rows([rank, 5], rank), 1)
     end_round(key)
     for rank in (1, 2):
-        key.push(rank, 2, 1, some_rows([rank], rank), 2)
-    assert not list(key.ledger.complete())
+        push_rows(key, rank, 2, 1, some_rows([rank], rank), 2)
+    assert key.rounds.next() is None
     assert missing(key) == {2: [0]}
-    key.plan.rules.leavers.ranks.add(0)
+    key.plan.state.left.add(0)
     end_round(key)
     expected = np.zeros((12, COLUMNS), np.float32)
     for rank in (1, 2):

@@ -129,7 +129,7 @@ def test_a_server_ends_a_worker_s_connection_for_any_wrong_bytes_and_fails_for_n
     with closing(MemoryJob(2, 1, SLICE_SIZE)) as job:
         trained(job)
         server = job.servers[0]
-        server.fail = fail
+        server.workers.on_failure = fail
         receiver = job._connections[job.workers[rank].servers[0]._link.other]  # type: ignore
         hear(job, job.workers[rank].servers[0], receiver, said, server.consumer.consume)
 

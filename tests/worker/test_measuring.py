@@ -9,8 +9,8 @@ import pytest
 
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.consistency import BulkSynchronous, Consistency, Local
-from p3kv.server.engine.rounds import Round
-from p3kv.server.lateness import Lateness
+from p3kv.server.engine import Round
+from p3kv.server.stragglers import Lateness
 from p3kv.wire.messages import DeclaredKey, ServerNumbers, slowest
 from p3kv.worker.measuring import step_times
 from p3kv.worker.measuring.step_parts import Parts
@@ -168,11 +168,11 @@ def test_layers_take_no_longer_than_passes_when_only_the_first_ones_were_spread(
 def test_the_worker_whose_gradient_is_ready_last_is_counted_with_its_lag() -> None:
     lateness, now = Lateness(3), 0.0
     for last in (2, 2, 2, 0):
-        current = Round(1, None)
+        current = Round(None, 1, None, 1)
         for rank in [*(rank for rank in range(3) if rank != last), last]:
             now += 0.25 if rank == last == 2 else 0.01
-            current.arrived.add(rank)
-            lateness.note_push(current, rank, now)
+            current.ready_s[rank] = now
+        lateness.note(current)
     assert (lateness.rounds, lateness.last_rounds) == (4, [1, 0, 3])
     numbers = ServerNumbers(
         rounds=4, last_rounds=tuple(lateness.last_rounds), last_s=tuple(lateness.last_s)

@@ -6,12 +6,13 @@ import socket
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import List, Tuple
+from typing import List
 
 import numpy as np
 import pytest
 
-from p3kv.server.stalls import LOOK_EVERY_S, Stalls, Wait
+from p3kv.server.engine import Blame, Wait
+from p3kv.server.stragglers import LOOK_EVERY_S, Stalls
 from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.messages import DeclaredKey, ReportFailure, SliceSizes, Stalled, encode, waited
 from tests.engines import engine_of, one_slice
@@ -28,18 +29,23 @@ class Heard:
 
     def __init__(self, timeout_s: float) -> None:
         self.told: List[Stalled] = []
-        self.given_up: List[Tuple[int, str, str]] = []
-        self.stalls = Stalls(
-            10.0, timeout_s, self.told.append, lambda *why: self.given_up.append(why)
-        )
+        self.given_up: List[Blame] = []
+        self.stalls = Stalls(10.0, timeout_s)
 
     def look(self, begin_s: float, end_s: float, since_s: float) -> None:
         """Looks as often as a server does, while two rounds wait."""
         now_s = begin_s
         while now_s <= end_s:
             waits = [Wait(STATE, 5, [1], [0], since_s), Wait(STATE, 6, [1], [0], since_s + 1)]
-            self.stalls.look([w for w in waits if now_s - w.since_s >= self.stalls.first_s], now_s)
+            self.look_at([w for w in waits if now_s - w.since_s >= self.stalls.first_s], now_s)
             now_s += LOOK_EVERY_S
+
+    def look_at(self, waits: List[Wait], now_s: float) -> None:
+        found = self.stalls.look(waits, now_s)
+        if isinstance(found, Blame):
+            self.given_up.append(found)
+        elif found is not None:
+            self.told.append(found)
 
 
 def test_a_wait_is_told_after_ten_seconds_and_whenever_it_has_doubled() -> None:
@@ -50,7 +56,7 @@ def test_a_wait_is_told_after_ten_seconds_and_whenever_it_has_doubled() -> None:
     assert (first.key_id, first.round, first.missing, first.arrived) == (3, 5, [1], [0])
     assert first.called == "parameter 'dense0_weight' (key 0)"
     # The next one is told of from its beginning.
-    heard.stalls.look([], 201.0)
+    heard.look_at([], 201.0)
     heard.look(202.0, 320.0, since_s=300.0)
     assert [one.waited_s for one in heard.told[4:]] == [10, 20]
     assert not heard.given_up
@@ -78,7 +84,7 @@ def test_who_has_waited_is_told_if_anybody_has() -> None:
 def test_a_worker_that_others_do_not_wait_for_at_once_has_longer() -> None:
     heard = Heard(30.0)
     for now_s in range(100, 151):
-        heard.stalls.look([Wait(STATE, 5, [1], [0], 100.0, patience_s=20.0)], float(now_s))
+        heard.look_at([Wait(STATE, 5, [1], [0], 100.0, patience_s=20.0)], float(now_s))
         assert bool(heard.given_up) == (now_s == 150)
     assert {one.timeout_s for one in heard.told} == {50.0}
 
@@ -96,7 +102,7 @@ def test_workers_go_on_as_long_as_between_two_rounds_where_keys_take_turns(
             job.finish()
         job.workers[0].call(keys[0], 3, array, array)
         job.finish()
-        [wait] = job.servers[0].consumer.waiting.longer_than(0.0, time.monotonic())
+        [wait] = job.servers[0].consumer.engine.longest_waits(0.0, time.monotonic())
         assert (wait.round, wait.missing, wait.patience_s > 0) == (3, [1], has_patience)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p3kv.server.lateness import Readiness
+from p3kv.server.stragglers import Readiness
 from p3kv.wire.header import clock_us, passed_s
 from p3kv.worker.measuring.step_parts import (
     Delayed,
@@ -108,7 +108,7 @@ def test_when_a_gradient_was_ready_is_known_but_for_the_quickest_way(
     readiness, quickest_s = Readiness(2), 1.0
     with pytest.MonkeyPatch.context() as patch:
         now = 0.0
-        patch.setattr("p3kv.server.lateness.now_s", lambda: now)
+        patch.setattr("p3kv.server.stragglers.now_s", lambda: now)
         for ready_s, way_s in sorted(frames):
             now = readiness._since_s + ready_s * 0.2 + way_s
             time_us = clock_us(now - way_s + ahead_s)

@@ -1,20 +1,29 @@
 """Decisions of a server, without sockets, queues and threads."""
 
-from p3kv.server.engine.engine import Engine, Key
+from p3kv.server.engine.engine import Answer, Blame, Command, Engine, Pull, SendSquares
 from p3kv.server.engine.keys import ServerKey
-from p3kv.server.engine.ledger import OwnRounds
-from p3kv.server.engine.rows import RowsKey
+from p3kv.server.engine.rounds import OwnRounds, Record, Round, Wait
+from p3kv.server.engine.rows import RowsFrame, SentRows, ServerRows
 from p3kv.server.engine.slices import BucketSlice, ServerSlice
-from p3kv.server.engine.unit import Ended, Unit
+from p3kv.server.engine.state import Buffer, ServerState
 
 __all__ = [
+    "Answer",
+    "Blame",
     "BucketSlice",
-    "Ended",
+    "Buffer",
+    "Command",
     "Engine",
-    "Key",
     "OwnRounds",
-    "RowsKey",
+    "Pull",
+    "Record",
+    "Round",
+    "RowsFrame",
+    "SendSquares",
+    "SentRows",
     "ServerKey",
+    "ServerRows",
     "ServerSlice",
-    "Unit",
+    "ServerState",
+    "Wait",
 ]

@@ -1,56 +1,101 @@
-"""Decisions of a server: which pushes count, which rounds end, and with which value workers go on.
+"""Decisions of a server: which pushes count, which rounds end, who gets which value, who waits.
 
-Nothing here knows of sockets, queues or threads: what workers say goes in, and rounds that have
-ended come out.
+Nothing here knows of sockets, queues or threads: what workers say goes in, and what a server is to
+do comes out as commands.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
+import heapq
+import itertools
+import time
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Union
 
-from p3kv.codecs import Part
-from p3kv.common.finite import NotFinite
+import numpy as np
+
 from p3kv.errors import ProtocolError
-from p3kv.server.engine.buffers import Buffer
 from p3kv.server.engine.keys import ServerKey
-from p3kv.server.engine.plan import Hold, KeyPlan, Rules
-from p3kv.server.engine.rounds import Round
-from p3kv.server.engine.rows import RowsKey
-from p3kv.server.engine.slices import ServerSlice, update_together
-from p3kv.server.engine.sums import SliceSum
-from p3kv.server.engine.unit import Ended, Unit
+from p3kv.server.engine.rounds import Record, Round, Wait
+from p3kv.server.engine.state import KeyPlan, ServerState
 from p3kv.server.optimizer import Optimizer
+from p3kv.wire.fields import PullHeader
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import DeclaredKey, SliceSizes
+from p3kv.wire.messages import DeclaredKey, SliceSizes, workers
 from p3kv.wire.slice_sizes import SliceSizesByRound
 
-Key = Union[ServerKey, RowsKey]
+_SAME_STEPS = (
+    "All workers must make the same number of steps: give each the same number of batches, or set "
+    "P3KV_LET_WORKERS_LEAVE=1 on all to have the others go on."
+)
+_NEEDS_RANK_0 = (
+    "Worker 0 must stay for each key's first round, while gradients are clipped by their norm, and "
+    "with an optimizer whose updates leave numbers for the next key: give it the most batches."
+)
+
+
+class Pull(NamedTuple):
+    """A worker's request for a record's value; as a command: answer it, the value is new enough."""
+
+    record: Record[Any]
+    request: PullHeader
+    words: Optional[np.ndarray]
+    """Of rows: the payload, which tells for which rows it asks."""
+    since_s: float
+    """Since when it waits, on the monotonic clock."""
+
+
+class Answer(NamedTuple):
+    """Command: send the value to a round's worker, which had to wait for others since the round has
+    ended."""
+
+    round: Round[Any]
+
+
+class SendSquares(NamedTuple):
+    """Command: tell worker rank 0 numbers whose sum is that of a clipped step's squares here."""
+
+    step: int
+    squares: List[float]
+
+
+class Blame(NamedTuple):
+    """Command: end the job because of a worker."""
+
+    rank: int
+    reason: str
+    hint: str
+
+
+Command = Union[Round[Any], Answer, Pull, SendSquares, Blame]
+"""What a server is to do. A round: it has ended; send the value to its workers, unless they must
+wait for others (`Round.answered`), before the next command is asked for."""
 
 
 class Engine:
     """All keys of a server. Belongs to the server's thread."""
 
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self.keys: Dict[int, Key] = {}
+    def __init__(self, state: ServerState) -> None:
+        self.state = state
+        self.keys: Dict[int, ServerKey] = {}
         """By the key's id."""
+        self.pulls: Dict[Record[Any], List[Pull]] = {}
+        """Requests for values that are not new enough yet."""
         self._sizes = SliceSizesByRound()
 
     # What workers say of their keys.
 
     def set_slice_sizes(self, from_round: int, sizes: SliceSizes) -> bool:
-        """Sets the slice sizes from a round on; False if they are known already.
+        """Set the slice sizes from a round on; return False if they are known already.
 
         Raises ProtocolError when it contradicts an earlier announcement, and when a key would have
         too many slices.
         """
         for key in self.keys.values():
-            if isinstance(key, ServerKey):
-                key.check_slices(sizes.slice_size)
+            key.check_slices(sizes.slice_size)
         return self._sizes.set(from_round, sizes)
 
-    def declare(self, declared: DeclaredKey) -> Key:
-        """Keeps a key from now on.
+    def declare(self, declared: DeclaredKey) -> ServerKey:
+        """Keep a key from now on.
 
         Raises ProtocolError before the first slice sizes, and when another worker has declared the
         key otherwise, and what `KeyPlan` raises.
@@ -59,19 +104,13 @@ class Engine:
             raise ProtocolError("it has not said how large slices are")
         known = self.keys.get(declared.key_id)
         if known is None:
-            plan = KeyPlan(declared, self.rules)
-            if plan.layout.touched_only:
-                known = RowsKey(plan, self._sizes)
-            else:
-                known = ServerKey(plan, self._sizes)
-                known.check_slices(self._sizes.smallest_slice_size)
-            self._plan_holds(plan)
+            known = ServerKey(KeyPlan(declared, self.state), self._sizes)
             self.keys[declared.key_id] = known
         if known.declared != declared:
             raise ProtocolError(f"it declares a key otherwise than another worker: {declared}")
         return known
 
-    def key(self, key_id: int, rank: int) -> Key:
+    def key(self, key_id: int, rank: int) -> ServerKey:
         """The key of which a worker speaks; ProtocolError if nobody has declared it."""
         key = self.keys.get(key_id)
         if key is None:
@@ -81,298 +120,211 @@ class Engine:
     def key_of_slices(self, key_id: int, rank: int) -> ServerKey:
         """The key of whose slices a worker speaks; ProtocolError if it has none."""
         key = self.keys.get(key_id)
-        if not isinstance(key, ServerKey):
+        if key is None or key.plan.layout.touched_only:
             key = self.key(key_id, rank)
             raise ProtocolError(f"worker {rank} speaks of slices of {key.plan.called}")
         return key
 
-    def key_of_rows(self, key_id: int, rank: int) -> RowsKey:
+    def key_of_rows(self, key_id: int, rank: int) -> ServerKey:
         """The key of whose rows a worker speaks; ProtocolError if it is none of rows."""
         key = self.key(key_id, rank)
-        if not isinstance(key, RowsKey):
+        if not key.plan.layout.touched_only:
             raise ProtocolError(f"worker {rank} speaks of rows of {key.plan.called}")
         return key
 
-    def units(self) -> Iterator[Unit]:
+    def records(self) -> Iterator[Record[Any]]:
         """Everything that ends rounds by itself."""
-        return (unit for key in self.keys.values() for unit in key.units)
+        return (record for key in self.keys.values() for record in key.all_records)
 
     # What holds for a whole store, or the whole job.
 
-    def set_optimizer(self, store: int, optimizer: Optimizer) -> Sequence[Unit]:
-        """Has a store's optimizer make values from now on, with the settings that it has now;
-        returns the units whose rounds may end now: those that are a worker's own have waited for
-        it."""
-        self.rules.optimizers[store] = optimizer
+    def set_optimizer(self, store: int, optimizer: Optimizer) -> Sequence[Record[Any]]:
+        """Have a store's optimizer make values from now on, with the settings that it has now;
+        return the records whose rounds may end now: a worker's own rounds have waited for it."""
+        self.state.optimizers[store] = optimizer
         keys = [key for key in self.keys.values() if key.declared.store == store]
         for key in keys:
-            self._plan_holds(key.plan)
-        return [u for key in keys if key.plan.consistency.own_rounds for u in key.units]
+            key.plan.optimizer = optimizer
+        return [one for key in keys if key.plan.own_rounds for one in key.all_records]
 
     def forget(self, store: int) -> None:
-        """Forgets a store's keys and its optimizer."""
-        rules = self.rules
+        """Forget a store's keys, of which all rounds have ended for all workers, and its
+        optimizer."""
+        state = self.state
         gone = {id_: key for id_, key in self.keys.items() if key.declared.store == store}
         for id_ in gone:
             del self.keys[id_]
-        for current in [one for one, id_ in rules.open_rounds.items() if id_ in gone]:
-            del rules.open_rounds[current]
-        rules.optimizers.pop(store, None)
+        for current in [one for one in state.in_flight if one.record.plan.key_id in gone]:
+            del state.in_flight[current]
+        for record in [one for one in self.pulls if one.plan.key_id in gone]:
+            del self.pulls[record]
+        state.optimizers.pop(store, None)
         for key in gone.values():
-            if isinstance(key, ServerKey):
-                key.forget()
-        rules.pool.clear()
+            key.forget()
+        state.pool.clear()
 
     def begin_clipped(self, step: int) -> None:
-        """Holds a step's rounds until it is known how its gradients are scaled."""
-        self.rules.held_rounds.begin(step)
-        if not self.rules.leavers.clips:
-            self.rules.leavers.clips = True
-            for key in self.keys.values():
-                self._plan_holds(key.plan)
+        """Hold a step's rounds until it is known how its gradients are scaled."""
+        self.state.clipped.begin(step)
+        self.state.has_clipped = True
 
-    def leave(self, rank: int) -> Sequence[Tuple[Unit, Round]]:
-        """Has rounds go on without a worker from now on; returns the units that may have waited for
-        it, with a round that may end now, or have its answer."""
-        if rank in self.rules.leavers.ranks:
+    def end_pushes(self, step: int, elems: int) -> Iterator[Command]:
+        """Note how many elements worker rank 0 has pushed here in a clipped step, that is all."""
+        self.state.clipped.end_pushes(step, elems)
+        return self._complete_squares()
+
+    def leave(self, rank: int) -> Sequence[Round[Any]]:
+        """Have rounds go on without a worker from now on; return those that may end now, or have
+        their answer."""
+        if rank in self.state.left:
             return []
-        self.rules.leavers.ranks.add(rank)
-        waiting = ((unit, _oldest_waiting(unit)) for unit in self.units())
-        return [(unit, oldest) for unit, oldest in waiting if oldest is not None]
+        self.state.left.add(rank)
+        waiting = (record.rounds.oldest_waiting() for record in self.records())
+        return [current for current in waiting if current is not None]
 
-    def _plan_holds(self, plan: KeyPlan) -> None:
-        """Decides what holds back the complete rounds of a key."""
-        holds: List[Hold] = []
-        if plan.consistency.own_rounds:
-            if plan.lacks_settings:
-                holds.append(_lacks_settings)
-        else:
-            if plan.sums_on_hosts:
-                holds.append(_lacks_host_sum)
-            if self.rules.leavers.clips and plan.optimizer is not None:
-                holds.append(_lacks_scale)
-        optimizer = plan.optimizer
-        if optimizer is not None and optimizer.whole_tensors and not plan.layout.touched_only:
-            holds.append(_lacks_slices)
-        plan.holds = tuple(holds)
+    # Rounds that end, and values.
 
-    # What workers push.
+    def end_rounds(self, record: Record[Any]) -> Iterator[Command]:
+        """End the rounds of a record that are complete, usually none or one; to be called after
+        what may have made them complete.
 
-    def push(
-        self,
-        slice_: ServerSlice,
-        rank: int,
-        round: int,
-        gradient: Optional[Buffer],
-        wants_result: bool,
-        priority: int,
-        step: int,
-        encoded: Optional[memoryview] = None,
-    ) -> Round[SliceSum]:
-        """Adds a worker's slice, and owns `gradient` from now on; call `end_rounds` afterwards.
-
-        `gradient` has the slice's elements, or the bytes `encoded` that its codec reads; None: the
-        worker has none. Raises ProtocolError for a push that can't be right.
+        The caller carries out each command before it asks for the next: a value that no frame is
+        being sent from is updated in place.
         """
-        if gradient is None and round == INITIAL_ROUND:
-            raise ProtocolError(f"it gave no initial value of {slice_.name}")
-        current = slice_.ledger.round_for(rank, round, step)
-        current.arrived.add(rank)
-        (current.wanting if wants_result else current.others).append(rank)
-        current.priority = priority
-        if gradient is None:
-            current.lacks_gradient = True
-        elif encoded is None:
-            current.sum.add(rank, gradient)
-        else:
-            _add_encoded(slice_, current, rank, gradient, encoded)
-        return current
+        state, own_rounds = self.state, record.plan.own_rounds
+        to_look_at: Iterable[Record[Any]] = (record,)
+        ended_records: Dict[Record[Any], None] = {}
+        while to_look_at:
+            has_ended = False
+            for one in to_look_at:
+                rounds = one.rounds
+                while rounds.open and (current := rounds.next()) is not None:
+                    together = one.end(current)
+                    if not together:
+                        break  # another slice of the tensor is not complete
+                    has_ended = True
+                    for ended in together:
+                        ended_records[ended.record] = None
+                        yield ended
+                        if self.pulls:
+                            yield from self._new_enough(ended.record)
+                if one is not record and self.pulls:
+                    yield from self._new_enough(one)  # it has a value now
+            # What had come for slices of another size may end at once, and be all of that size.
+            key = self.keys[record.plan.key_id]
+            is_cut_anew = has_ended and key.generation < self._sizes.last_generation
+            to_look_at = key.reslice() if is_cut_anew else ()
+        if own_rounds:
+            for one in {record: None, **ended_records}:
+                for answered in one.rounds.answered():
+                    yield Answer(answered)
+                if self.pulls:
+                    yield from self._new_enough(one)
+        if state.clipped.complete:
+            yield from self._complete_squares()
+        if state.gone and not ended_records:
+            yield from self._blame_for_pushes(record)
 
-    def push_in_host_sum(
-        self,
-        unit: Unit,
-        rank: int,
-        round: int,
-        wants_result: bool,
-        step: int,
-    ) -> Round:
-        """Counts a worker whose push is in the sum of its host's workers, which comes by
-        `push_host_sum`, or `RowsKey.push`.
-
-        If the worker wants a result, whoever sends the sum gets it.
-
-        ProtocolError for a push that can't be right.
-        """
-        plan = unit.plan
-        if round == INITIAL_ROUND or plan.consistency.own_rounds:
-            raise ProtocolError(f"it sums {unit.name} with others, in round {round}")
-        if not plan.sums_on_hosts:
-            plan.sums_on_hosts = True
-            self._plan_holds(plan)
-        current = unit.ledger.round_for(rank, round, step)
-        current.arrived.add(rank)
-        if not wants_result:
-            current.others.append(rank)
-        current.in_sums += 1
-        return current
-
-    def push_host_sum(
-        self,
-        slice_: ServerSlice,
-        rank: int,
-        round: int,
-        total: Optional[Buffer],
-        wants_result: bool,
-        priority: int,
-        workers: int,
-        encoded: Optional[memoryview] = None,
-    ) -> None:
-        """Adds the sum of so many of a host's workers, which are counted each on its own, its
-        sender before; otherwise as `push`. None: none of them had a gradient."""
-        current = slice_.ledger.round_of_sum(rank, round, workers)
-        current.in_sums -= workers
-        if wants_result:
-            current.wanting.append(rank)
-        current.priority = priority
-        if total is None:
-            current.lacks_gradient = True
-            return
-        try:
-            if encoded is None:
-                current.sum.add(rank, total)
+    def pull(
+        self, key: ServerKey, request: PullHeader, words: Optional[np.ndarray] = None
+    ) -> Iterator[Command]:
+        """Answer a worker's request for a key's value, now or when a round has ended for which it
+        waits; ProtocolError for one that can't be right."""
+        key.check_ahead(request.round, request.rank)
+        now_s = time.monotonic()
+        for record in key.records(request.round):
+            pull = Pull(record, request, words, now_s)
+            if record.rounds.is_new_enough(request.rank, request.round):
+                yield pull
             else:
-                _add_encoded(slice_, current, rank, total, encoded)
-        except NotFinite as error:
-            # Workers have checked their gradients: it is no single one that is too large.
-            raise NotFinite(error.what, slice_.plan.called, round) from None
+                self.pulls.setdefault(record, []).append(pull)
+        yield from self._blame_for_initial_values()
 
-    # What comes out.
-
-    def end_rounds(self, unit: Unit) -> Iterator[Ended]:
-        """Ends the rounds of a unit that are complete, usually none or one.
-
-        Where the optimizer needs whole tensors, a round ends for all slices of the key when it is
-        complete for the last of them, and each slice has a result.
-
-        It ends the next round when the caller asks for the next result. By then the caller must
-        have queued the result before: a value that no frame is being sent from is updated in place.
-        """
-        holds, ledger = unit.plan.holds, unit.ledger
-        while (ledger.open or ledger.own) and (current := _next_round(unit)) is not None:
-            if holds and isinstance(unit, ServerSlice) and _needs_whole(unit, current):
-                yield from _end_together(unit, current)
+    def _new_enough(self, record: Record[Any]) -> Iterator[Command]:
+        pulls, rounds = self.pulls.pop(record, []), record.rounds
+        for pull in pulls:
+            if rounds.is_new_enough(pull.request.rank, pull.request.round):
+                yield pull
             else:
-                yield _ended(unit, current, unit.update(current))
+                self.pulls.setdefault(record, []).append(pull)
 
-    def answers(self, unit: Unit) -> Iterator[Ended]:
-        """The answers to rounds that have ended before, of workers that had to wait for slower ones
-        and need not any more; to be asked for after `end_rounds`."""
-        for current in unit.ledger.take_answered():
-            yield _answer(unit, current)
+    def _complete_squares(self) -> Iterator[Command]:
+        clipped = self.state.clipped
+        while clipped.complete:
+            step = clipped.complete.pop()
+            yield SendSquares(step, clipped.steps[step].squares)
 
+    # Who waits for whom.
 
-# Which round ends next.
+    def longest_waits(self, least_s: float, now_s: float) -> Iterator[Wait]:
+        """Rounds that have waited for a worker's push for so long, the longest first; of each key
+        those with the lowest number.
 
+        A later round may be open for longer, where a worker has pushed for it and not for the one
+        before. The others can't have pushed for it, and are not to blame.
+        """
+        latest_s = now_s - least_s
+        order = itertools.count()
+        found = [(one.since_s, next(order), one) for one in self._initial_waits()]
+        heapq.heapify(found)
+        seen: Set[int] = set()
+        for current in self.state.in_flight:
+            if current.since_s > latest_s:
+                break
+            while found and found[0][0] <= current.since_s:
+                yield heapq.heappop(found)[-1]
+            key_id = current.record.plan.key_id
+            if key_id not in seen:
+                seen.add(key_id)
+                for wait in _oldest_waits(self.keys[key_id].all_records):
+                    heapq.heappush(found, (wait.since_s, next(order), wait))
+        while found and found[0][0] <= latest_s:
+            yield heapq.heappop(found)[-1]
 
-def _next_round(unit: Unit) -> Optional[Round]:
-    holds = unit.plan.holds
-    for current in unit.ledger.complete():
-        if (
-            not holds
-            or current.number == INITIAL_ROUND
-            or not any(hold(unit, current) for hold in holds)
-        ):
-            return current
-    return None
+    def blame(self) -> Iterator[Command]:
+        """End the job if anything waits for a worker that has left."""
+        for record in self.records():
+            for blame in self._blame_for_pushes(record):
+                yield blame
+                return
+        yield from self._blame_for_initial_values()
 
+    def _blame_for_pushes(self, record: Record[Any]) -> Iterator[Command]:
+        for wait in record.rounds.waits():
+            for rank in wait.missing:
+                if rank in self.state.gone:
+                    yield Blame(
+                        rank,
+                        f"it ended in order, but {workers(wait.arrived)} "
+                        f"went on to round {wait.round} of {record.plan.called}",
+                        _NEEDS_RANK_0 if self.state.workers_may_leave else _SAME_STEPS,
+                    )
+                    return
 
-def _oldest_waiting(unit: Unit) -> Optional[Round]:
-    ledger = unit.ledger
-    return ledger.unanswered[0] if ledger.unanswered else ledger.open.get(ledger.round + 1)
+    def _blame_for_initial_values(self) -> Iterator[Command]:
+        if 0 in self.state.gone:
+            for wait in self._initial_waits():
+                yield Blame(
+                    0,
+                    f"it ended in order, and {wait.record.plan.called} has no initial value for "
+                    f"{workers(wait.arrived)}",
+                    "Worker 0 gives all initial values: all workers must train the same "
+                    "parameters.",
+                )
+                return
 
-
-def _lacks_settings(unit: Unit, current: Round) -> bool:
-    return True
-
-
-def _lacks_host_sum(unit: Unit, current: Round) -> bool:
-    """Whether the sum of a host has not come. The round is complete, so the worker that sends it is
-    there: if one has left that was to send it, another one does."""
-    if current.in_sums < 0:
-        raise ProtocolError(
-            f"sums of {unit.name} in round {current.number} have {-current.in_sums} slices more "
-            "than workers have said"
-        )
-    return current.in_sums > 0
-
-
-def _lacks_scale(unit: Unit, current: Round) -> bool:
-    """Whether the norm of the round's step is not known; what it takes of the unit for that is
-    given once."""
-    held_rounds = unit.plan.rules.held_rounds
-    if held_rounds.is_new(current.step, unit):
-        held_rounds.hold(current.step, unit, unit.size_elems, unit.summed(current))
-    return held_rounds.holds(current.step)
-
-
-def _lacks_slices(slice_: ServerSlice, current: Round[SliceSum]) -> bool:
-    """Whether the round, which ends for all slices of the key, is not complete for one of them."""
-    if not _needs_whole(slice_, current):
-        return False
-    # The last slices usually come last: if one is missing, it is found at once.
-    return not all(_same_round(other, current) for other in reversed(slice_.of_key.values()))
-
-
-def _needs_whole(slice_: ServerSlice, current: Round[SliceSum]) -> bool:
-    """Whether a round of a slice ends with those of all slices."""
-    optimizer = slice_.plan.optimizer
-    if optimizer is None or not optimizer.whole_tensors or current.number == INITIAL_ROUND:
-        return False
-    return optimizer.needs_whole(slice_.plan.update_step(current))
-
-
-def _same_round(slice_: ServerSlice, current: Round[SliceSum]) -> Optional[Round[SliceSum]]:
-    """A slice's round that is to end with another slice's; None while it is not complete."""
-    for one in slice_.ledger.complete():
-        if (one.owner, one.number) == (current.owner, current.number) and not one.in_sums:
-            return one
-    return None
-
-
-# How it ends.
+    def _initial_waits(self) -> Iterator[Wait]:
+        """Records that have no value at all, for which workers have asked."""
+        for record, pulls in self.pulls.items():
+            # Slices of a later size have no value before their first round, and wait for others.
+            if record.round < INITIAL_ROUND and record.first_round == INITIAL_ROUND:
+                ranks = sorted({pull.request.rank for pull in pulls})
+                since_s = min(pull.since_s for pull in pulls)
+                yield Wait(record, INITIAL_ROUND, [0], ranks, since_s)
 
 
-def _end_together(slice_: ServerSlice, current: Round[SliceSum]) -> List[Ended]:
-    slices = list(slice_.of_key.values())
-    rounds = [one for one in (_same_round(other, current) for other in slices) if one is not None]
-    changed = update_together(slices, rounds)
-    return [_ended(one, of_one, changed) for one, of_one in zip(slices, rounds)]
-
-
-def _ended(unit: Unit, current: Round, changed: bool) -> Ended:
-    current.changed = changed
-    ledger = unit.ledger
-    ledger.end(current)
-    if ledger.unanswered and ledger.unanswered[-1] is current:
-        return Ended(unit, current.number, current.step, current.priority, [], [])
-    return _answer(unit, current)
-
-
-def _answer(unit: Unit, current: Round) -> Ended:
-    return Ended(
-        unit, current.number, current.step, current.priority, current.wanting, current.others,
-        current.have_value, current.have_last, not unit.ledger.has_changed_for(current),
-        current.exact,
-    )  # fmt: skip
-
-
-def _add_encoded(
-    slice_: ServerSlice,
-    current: Round[SliceSum],
-    rank: int,
-    gradient: Buffer,
-    encoded: memoryview,
-) -> None:
-    part = Part(slice_.offset, current.number, current.step)
-    current.sum.add_encoded(rank, encoded, part)
-    gradient.retire()
+def _oldest_waits(records: Iterable[Record[Any]]) -> List[Wait]:
+    """A key's rounds that wait for workers and have the lowest number of these."""
+    waits = [wait for record in records for wait in record.rounds.waits() if wait.missing]
+    oldest = min((wait.round for wait in waits), default=INITIAL_ROUND)
+    return [wait for wait in waits if wait.round == oldest]

@@ -1,22 +1,24 @@
-"""A server's part of a key: its slices, which it cuts anew when their size changes."""
+"""A server's part of a key: its slices, which are cut anew when their size changes, or its rows."""
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Iterable, Iterator, Mapping, Optional, Tuple
+from typing import Any, Collection, Dict, Iterable, Iterator, Mapping, Optional, Tuple
 
 import numpy as np
 
 from p3kv.errors import ProtocolError
-from p3kv.server.engine.plan import KeyPlan
+from p3kv.server.engine.rounds import Record, Round
+from p3kv.server.engine.rows import ServerRows
 from p3kv.server.engine.slices import BucketSlice, ServerSlice
+from p3kv.server.engine.state import KeyPlan
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import UNKNOWN, DeclaredKey
+from p3kv.wire.messages import DeclaredKey
 from p3kv.wire.slice_sizes import SliceSizesByRound
 
 
 class ServerKey:
-    """A key's slices on one server.
+    """A key's records on one server: slices, or one for all rows, which are never cut.
 
     When a new slice size is announced from a round on, there are slices of both generations. Those
     of the next generation have no value until the current generation has ended its last round and
@@ -24,19 +26,24 @@ class ServerKey:
     """
 
     def __init__(self, plan: KeyPlan, sizes: SliceSizesByRound) -> None:
+        """Raises ProtocolError for a key that would have too many slices."""
         self.plan = plan
         self.declared = plan.declared
-        self._sizes = sizes.first_only() if plan.consistency.own_rounds else sizes
-        self._generation = 0
-        """The generation whose slices have the values."""
-        self._slices: Dict[int, Dict[int, ServerSlice]] = {}
+        self._all_sizes = sizes
+        one_size = plan.own_rounds or plan.layout.touched_only
+        self._sizes = sizes.first_only() if one_size else sizes
+        self.generation = 0
+        """The generation whose records have the values."""
+        self._records: Dict[int, Dict[int, Record[Any]]] = {}
+        """By generation and index."""
         self._ended: Dict[Tuple[int, int], int] = {}
-        """By round, how many slices have ended it, while others have not. With the rank whose own
-        round it is, or UNKNOWN."""
+        """By round and owner, how many slices have ended it, while others have not."""
+        self.check_slices(sizes.smallest_slice_size)
 
     def check_slices(self, slice_size: int) -> None:
-        """Raises ProtocolError if the key would have too many slices of this size."""
-        self.plan.layout.check_slices(self.declared.runs, slice_size)
+        """Raise ProtocolError if the key would have too many slices of this size."""
+        if not self.plan.layout.touched_only:
+            self.plan.layout.check_slices(self.declared.runs, slice_size)
 
     def slice_at(self, round: int, index: int, rank: int) -> ServerSlice:
         """The slice that a worker's push for a round is for.
@@ -44,109 +51,116 @@ class ServerKey:
         ProtocolError if this server does not have it, or if no worker can be so far ahead.
         """
         generation = self._sizes.generation(round)
-        slices = self._slices.get(generation)
-        if slices is None and generation >= self._generation:
-            slices = self._slices_in(generation)
+        slices = self._records.get(generation)
+        if slices is None and generation >= self.generation:
+            slices = self._records_in(generation)
         slice_ = slices.get(index) if slices is not None else None
-        if slice_ is None:
+        if not isinstance(slice_, ServerSlice):
             raise ProtocolError(
                 f"{self.plan.called} has no slice {index} for round {round} on this server"
             )
         # Who is in the next round that workers share is not too far ahead.
-        if round != slice_.ledger.round + 1 or self.plan.consistency.own_rounds:
+        if round != slice_.rounds.round + 1 or self.plan.own_rounds:
             self._check_ahead(slice_, round, rank)
         return slice_
 
     def check_ahead(self, round: int, rank: int) -> None:
-        """Raises ProtocolError for a round that no worker can pull, since none is so far ahead."""
-        for slice_ in self.slices(round):
-            self._check_ahead(slice_, round, rank)
+        """Raise ProtocolError for a round that no worker can pull, since none is so far ahead."""
+        for record in self.records(round):
+            self._check_ahead(record, round, rank)
 
-    def slices(self, round: int) -> Collection[ServerSlice]:
-        """The slices that end a round, or have ended it already, or a later one; they answer pulls
+    def records(self, round: int) -> Collection[Record[Any]]:
+        """The records that end a round, or have ended it already, or a later one; they answer pulls
         for it."""
-        return self._slices_in(max(self._generation, self._sizes.generation(round))).values()
+        return self._records_in(max(self.generation, self._sizes.generation(round))).values()
 
     @property
-    def units(self) -> Iterator[ServerSlice]:
-        """Units that end rounds by themselves: slices of all generations, also announced ones."""
-        return (slice_ for slices in self._slices.values() for slice_ in slices.values())
+    def all_records(self) -> Iterator[Record[Any]]:
+        """What ends rounds by itself: records of all generations, also announced ones."""
+        return (record for records in self._records.values() for record in records.values())
 
-    def all_ended(self, round: int, rank: int) -> bool:
-        """Counts a slice that has ended a round; True for the key's last slice.
-
-        `rank` is that of a worker to be told, whose round it is where rounds are each worker's own.
-        """
-        ended = (round, rank if self.plan.consistency.own_rounds else UNKNOWN)
-        count = self._ended.pop(ended, 0) + 1
-        if count == len(self._slices_in(self._generation)):
-            return True
-        self._ended[ended] = count
-        return False
-
-    def reslice(self) -> Iterable[ServerSlice]:
-        """Re-slices the key, if all its slices have ended the last round of their generation.
-
-        Joins values and optimizer states and cuts them anew; no number changes. Returns the new
-        slices, whose complete rounds the caller is to end; nothing if it is too early.
-        """
-        if self._generation >= self._sizes.last_generation:
-            return ()
-        last_round = self._sizes.last_round(self._generation)
-        before = self._slices_in(self._generation)
-        if any(slice_.round < last_round for slice_ in before.values()):
-            return ()
-        del self._slices[self._generation]
-        self._generation += 1
-        after = self._slices_in(self._generation)
-        if self.bucket is not None:
-            for old, new in zip(before.values(), after.values()):
-                assert isinstance(old, BucketSlice) and isinstance(new, BucketSlice)
-                new.begin_as(old, int(last_round))
-                old.value = None
-            return after.values()
-        values = np.concatenate([slice_.known_value().array for slice_ in before.values()])
-        for slice_ in after.values():
-            slice_.begin_at(int(last_round), values[slice_.offset : slice_.offset + slice_.length])
-        for slice_ in before.values():
-            slice_.known_value().retire()
-            # The slices refer to each other, and would keep the memory for a while.
-            slice_.value = None
-        # No slice has the old lengths again.
-        self.plan.rules.pool.clear()
-        if self.plan.optimizer is not None:
-            _reslice_states(self.plan.optimizer, self.declared, before, after)
-        return after.values()
-
-    def forget(self) -> None:
-        """Nobody needs the key any more."""
-        for slices in self._slices.values():
-            for slice_ in slices.values():
-                slice_.value = None
-            # They refer to each other, and would keep their memory for a while.
-            slices.clear()
-        self._slices.clear()
-
-    def has_ended(self, round: int) -> bool:
-        """Whether all slices have ended the same round, this one or a later one."""
-        rounds = {slice_.round for slice_ in self._slices_in(self._generation).values()}
-        return len(rounds) == 1 and rounds.pop() >= round
+    @property
+    def rows(self) -> ServerRows:
+        """The record of a key of rows."""
+        (record,) = self._records_in(self.generation).values()
+        assert isinstance(record, ServerRows)
+        return record
 
     @property
     def bucket(self) -> Optional[BucketSlice]:
         """The slice of a bucket; None of any other key."""
         if not self.declared.members:
             return None
-        (slice_,) = self._slices_in(self._generation).values()
+        (slice_,) = self._records_in(self.generation).values()
         assert isinstance(slice_, BucketSlice)
         return slice_
 
-    def copied_state(self, optimizer: Optimizer, whole: bool) -> Optional[State]:
-        """Copies what an optimizer remembers of this server's part of the key; None if nothing.
+    def all_ended(self, current: Round[Any]) -> bool:
+        """Count a record that has ended a round; return True for the key's last one."""
+        ended = (current.number, current.owner)
+        count = self._ended.pop(ended, 0) + 1
+        if count == len(self._records_in(self.generation)):
+            return True
+        self._ended[ended] = count
+        return False
 
-        Call it between two updates of the whole key. `whole`: of the whole tensor, not of slices.
+    def has_ended(self, round: int) -> bool:
+        """Whether all records have ended the same round, this one or a later one."""
+        rounds = {record.round for record in self._records_in(self.generation).values()}
+        return len(rounds) == 1 and rounds.pop() >= round
+
+    def reslice(self) -> Iterable[ServerSlice]:
+        """Re-slice the key, if all its slices have ended the last round of their generation.
+
+        Joins values and optimizer states and cuts them anew; no number changes. Returns the new
+        slices, whose complete rounds the caller is to end; nothing if it is too early.
         """
-        indices = [WHOLE] if whole else list(self._slices_in(self._generation))
+        if self.generation >= self._sizes.last_generation:
+            return ()
+        last_round = self._sizes.last_round(self.generation)
+        before = _slices(self._records_in(self.generation))
+        if any(slice_.round < last_round for slice_ in before.values()):
+            return ()
+        del self._records[self.generation]
+        self.generation += 1
+        after = _slices(self._records_in(self.generation))
+        if self.declared.members:
+            for old, new in zip(before.values(), after.values()):
+                assert isinstance(old, BucketSlice) and isinstance(new, BucketSlice)
+                new.begin_as(old, int(last_round))
+                old.forget()
+            return after.values()
+        values = np.concatenate([slice_.known_value().array for slice_ in before.values()])
+        for slice_ in after.values():
+            slice_.begin_at(int(last_round), values[slice_.offset : slice_.offset + slice_.length])
+        for slice_ in before.values():
+            slice_.known_value().retire()
+            slice_.forget()
+        # No slice has the old lengths again.
+        self.plan.state.pool.clear()
+        if self.plan.optimizer is not None:
+            _reslice_states(self.plan.optimizer, self.declared, before, after)
+        return after.values()
+
+    def forget(self) -> None:
+        """Nobody needs the key any more."""
+        for records in self._records.values():
+            for record in records.values():
+                record.forget()
+        self._records.clear()
+
+    # The optimizer's state, for whoever saves it: to be called between two updates of all.
+
+    def copied_state(self, optimizer: Optimizer, whole: bool, member: int = 0) -> Optional[State]:
+        """Copy what an optimizer remembers of this server's part of the key; None if nothing.
+
+        `whole`: of the whole tensor, not of slices; `member`: of this tensor of a bucket, from 1.
+        """
+        if self.plan.layout.touched_only:
+            return self.rows.copied_state(optimizer, whole)
+        if self.bucket is not None:
+            return self.bucket.copied_states(optimizer)[member - 1]
+        indices = [WHOLE] if whole else list(self._records_in(self.generation))
         copied = [optimizer.copied(self.declared, index) for index in indices]
         states = [state for state in copied if state is not None]
         if not states:
@@ -154,14 +168,21 @@ class ServerKey:
         assert len(states) == len(copied), "slices that have ended the same rounds"
         return states[0] if whole else State.joined(states)
 
-    def replace_state(self, optimizer: Optimizer, state: Optional[State], whole: bool) -> None:
-        """Gives an optimizer another state of all that this server keeps of the key, or none.
+    def replace_state(
+        self, optimizer: Optimizer, state: Optional[State], whole: bool, member: int = 0
+    ) -> None:
+        """Give an optimizer another state of all that this server keeps of the key, or none; as
+        `copied_state`.
 
-        Call it between two updates of the whole key. `whole`: of the whole tensor, not of slices.
         Raises ProtocolError for a state of slices that does not have one number for each element,
         and for that of a whole tensor which this server does not have.
         """
-        slices = self._slices_in(self._generation)
+        if self.plan.layout.touched_only:
+            self.rows.replace_state(optimizer, state, whole)
+            return
+        if self.bucket is not None:
+            self.bucket.replace_state(optimizer, member - 1, state)
+            return
         if whole:
             if len(self.declared.runs) > 1:
                 raise ProtocolError(
@@ -172,6 +193,7 @@ class ServerKey:
             if state is not None:
                 optimizer.load(self.declared, WHOLE, state)
             return
+        slices = _slices(self._records_in(self.generation))
         lengths = [one.length for one in slices.values()]
         for name, array in ({} if state is None else state.elements).items():
             if array.shape != (sum(lengths),):
@@ -185,32 +207,40 @@ class ServerKey:
             for index, part in zip(slices, state.cut(lengths)):
                 optimizer.load(self.declared, index, part)
 
-    def _check_ahead(self, slice_: ServerSlice, round: int, rank: int) -> None:
+    def _check_ahead(self, record: Record[Any], round: int, rank: int) -> None:
         ended: float = INITIAL_ROUND
-        if slice_.round < INITIAL_ROUND < slice_.first_round:
+        if record.round < INITIAL_ROUND < record.first_round:
             # It has no value until the current generation has ended its last round.
-            ended = self._sizes.last_round(self._generation)
-        slice_.ledger.check_ahead(rank, round, ended)
+            ended = self._sizes.last_round(self.generation)
+        record.rounds.check_ahead(rank, round, ended)
 
-    def _slices_in(self, generation: int) -> Dict[int, ServerSlice]:
-        """The slices of a generation by index, in the order of their elements."""
-        slices = self._slices.get(generation)
-        if slices is None:
-            runs = self.declared.runs
-            pieces = self.plan.layout.slices(runs, self._sizes.of(generation).slice_size)
-            own = [piece for piece in pieces if piece.server == self.plan.rules.rank]
-            first_round = self._sizes.first_round(generation)
-            slices = self._slices[generation] = {
-                piece.index: BucketSlice(self.plan, first_round)
-                if self.declared.members
-                else ServerSlice(
-                    self.plan, piece.index, piece.length, piece.offset - own[0].offset, first_round
-                )
-                for piece in own
-            }
-            for slice_ in slices.values():
-                slice_.of_key = slices
-        return slices
+    def _records_in(self, generation: int) -> Dict[int, Record[Any]]:
+        """The records of a generation by index, in the order of their elements."""
+        records = self._records.get(generation)
+        if records is None:
+            records = self._records[generation] = self._new_records(generation)
+        return records
+
+    def _new_records(self, generation: int) -> Dict[int, Record[Any]]:
+        plan = self.plan
+        if plan.layout.touched_only:
+            return {0: ServerRows(plan, self._all_sizes)}
+        first_round = self._sizes.first_round(generation)
+        if self.declared.members:
+            return {0: BucketSlice(plan, first_round)}
+        pieces = plan.layout.slices(self.declared.runs, self._sizes.of(generation).slice_size)
+        own = [piece for piece in pieces if piece.server == plan.state.rank]
+        slices = [
+            ServerSlice(plan, one.index, one.length, one.offset - own[0].offset, first_round)
+            for one in own
+        ]
+        for slice_ in slices:
+            slice_.of_key = slices
+        return {slice_.index: slice_ for slice_ in slices}
+
+
+def _slices(records: Mapping[int, Record[Any]]) -> Dict[int, ServerSlice]:
+    return {index: one for index, one in records.items() if isinstance(one, ServerSlice)}
 
 
 def _reslice_states(

@@ -1,23 +1,35 @@
-"""Keys of rows on a server: the value of this server's run, and how rounds change it."""
+"""All rows of a key that a server keeps: pushes of some rows, their sums, and how rounds change
+them."""
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+from itertools import takewhile
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from p3kv.codecs import part_of_rows
 from p3kv.common.finite import check_sum
 from p3kv.common.seeded_rows import seeded_rows
 from p3kv.errors import ProtocolError
-from p3kv.server.engine.ledger import Ledger, SharedRounds, new_ledger
-from p3kv.server.engine.plan import KeyPlan
-from p3kv.server.engine.rounds import Round
-from p3kv.server.engine.row_sums import PushOfRows, RowsOfRound
-from p3kv.server.engine.sent_rows import SentRows
-from p3kv.server.engine.unit import Unit
+from p3kv.server.engine.rounds import Record, Round
+from p3kv.server.engine.state import KeyPlan
 from p3kv.server.optimizer import WHOLE, Optimizer, State
-from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.rows import NUMBER, Rows, check_numbers, index_of, pieces, union
+from p3kv.wire.fields import PushRowsHeader
+from p3kv.wire.header import ENCODED, IN_HOST_SUM, INITIAL_ROUND
+from p3kv.wire.rows import (
+    NUMBER,
+    Packed,
+    Rows,
+    check_numbers,
+    gathered,
+    index_of,
+    packed,
+    pieces,
+    summed,
+    union,
+    unpacked,
+)
 from p3kv.wire.slice_sizes import SliceSizesByRound
 
 _MADE_AT_ONCE = 1 << 16
@@ -28,19 +40,168 @@ _PART_BYTES = 1 << 21
 a millisecond."""
 _KEPT_CHANGES = 8
 """Of how many rounds it is kept which rows they have changed: of any other, all rows are asked."""
+_FOLDED = -1
+"""The rank of a sum, beside those of the workers whose rows are not in it: it comes first."""
+_MOST_RUNS = 2
+"""How often all rows of the run may be kept before they are added up, in any order."""
 
 
-class RowsKey(Unit):
-    """A key of rows, which is one unit. Rows are counted in the server's run, from 0.
+class RowsFrame(NamedTuple):
+    """The payload of a push of rows, and the dtype of its elements."""
+
+    payload: memoryview
+    dtype: np.dtype
+
+
+class _Push:
+    """A worker's push of which some frames have arrived."""
+
+    def __init__(self, frames: int, workers: int) -> None:
+        """`workers`: of how many of a host it is the sum; 0: of its own rows."""
+        self.frames = self.missing = frames
+        self.workers = workers
+        self.next_row = 0
+        """Rows from this one on may still come."""
+
+
+class RowsSum:
+    """Pushes of a key's rows that have arrived in one round.
+
+    Rows stay where they have arrived until their sum is asked for, and are then added up in the
+    order of ranks: bit for bit the same each time. If ranks need no order, memory has a limit: they
+    are added up earlier where many workers push most rows of a run.
+    """
+
+    def __init__(self, run_rows: int, row_elems: int, dtype: np.dtype, ordered: bool) -> None:
+        """`run_rows`: how many rows the run has; `dtype`: the sum's."""
+        self.pushes: Dict[int, _Push] = {}
+        """By rank."""
+        self.empty = True
+        """Whether no worker has pushed a gradient, be it without rows."""
+        self.updated_rows = 0
+        """Rows before this one have changed the value already."""
+        self._none = Rows(np.empty(0, NUMBER), np.empty((0, row_elems), dtype))
+        self._most_rows = _MOST_RUNS * run_rows
+        self._ordered = ordered
+        self._by_rank: Dict[int, List[Rows]] = {}
+        """What has arrived, and is not summed; of each rank in ascending order."""
+        self._rows = 0
+        """How many rows these are."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the rows that have arrived and are not taken."""
+        return self._rows * self._none.elements.shape[1] * self._none.elements.itemsize
+
+    def add(self, rank: int, rows: Rows) -> None:
+        """Add some of a worker's rows, which come in ascending order, and own their memory."""
+        self._by_rank.setdefault(rank, []).append(rows)
+        self._rows += len(rows.numbers)
+        if self._rows > self._most_rows and not self._ordered:
+            self.total()
+
+    def total(self) -> Rows:
+        """The sum of all that has arrived and has not been taken."""
+        total = self._sum([rows for rank in sorted(self._by_rank) for rows in self._by_rank[rank]])
+        self._by_rank = {_FOLDED: [total]}
+        self._rows = len(total.numbers)
+        return total
+
+    def take(self, end: int) -> Rows:
+        """Take the sum's rows before `end`, in ascending order, once all of them have come."""
+        taken: List[Rows] = []
+        for rank in sorted(self._by_rank):
+            taken += _taken(self._by_rank[rank], end)
+        self._rows -= sum(len(rows.numbers) for rows in taken)
+        return self._sum(taken)
+
+    def _sum(self, several: Sequence[Rows]) -> Rows:
+        parts = [rows for rows in several if len(rows.numbers)]
+        if not parts:
+            return self._none
+        return summed(union([rows.numbers for rows in parts]), parts, self._none.elements.dtype)
+
+
+def _taken(arrived: List[Rows], end: int) -> List[Rows]:
+    """Remove the rows before `end` from what has arrived, which ascends."""
+    whole = (not len(numbers) or numbers[-1] < end for numbers, _ in arrived)
+    count = sum(takewhile(bool, whole))
+    taken = arrived[:count]
+    del arrived[:count]
+    if arrived and arrived[0].numbers[0] < end:
+        numbers, elements = arrived[0]
+        before = int(numbers.searchsorted(end))
+        taken.append(Rows(numbers[:before], elements[:before]))
+        arrived[0] = Rows(numbers[before:], elements[before:])
+    return taken
+
+
+class SentRows:
+    """Some rows of a value for one worker or several, copied when the first of them gets it, and
+    encoded where the key has a codec for values, unless they are to be exact. Initial values travel
+    as they are."""
+
+    def __init__(
+        self, record: ServerRows, numbers: np.ndarray, exact: bool, place: Optional[int] = None
+    ) -> None:
+        """`place`: of rows that a request names, where they begin in it."""
+        self._plan = record.plan
+        self._value = record.value
+        """All rows: that of the round until `keep` has been called."""
+        self._round = record.round
+        self._numbers = numbers
+        encodes = self._round > INITIAL_ROUND and not self._plan.codecs.values.in_place
+        self._encodes = encodes and not exact
+        self.packed = packed(numbers)
+        """Their numbers as they travel."""
+        if place is not None:
+            self.packed = Packed(place, len(numbers), 0, self.packed.gaps[:0])
+        self.flags = self.packed.flags | (ENCODED if self._encodes else 0)
+        self._copy: Optional[memoryview] = None
+        self.waiting = 0
+        """By how many workers."""
+
+    def begin_send(self) -> None:
+        """Keeps the rows until `end_send`."""
+        self.waiting += 1
+
+    def end_send(self) -> None:
+        """Undoes one `begin_send`."""
+        self.waiting -= 1
+        if not self.waiting:
+            self._copy = None
+
+    def keep(self) -> None:
+        """To be called before the value changes."""
+        if self.waiting:
+            self.payload()
+
+    def payload(self) -> memoryview:
+        """The bytes that travel."""
+        if self._copy is None:
+            if self._encodes:
+                rows = Rows(self._numbers, self._value[self._numbers])
+                self._copy = rows.encoded(
+                    self.packed.gaps, self._plan.encoder(), part_of_rows(self._round),
+                    self._plan.codecs.values.most_bytes(rows.elements.size),
+                )  # fmt: skip
+            else:
+                some = index_of(self._numbers)
+                self._copy = gathered(self._value, some, self.packed.gaps)
+        return self._copy
+
+
+class ServerRows(Record[RowsSum]):
+    """All rows of a key on its server, counted from 0.
 
     Sums are of the key's dtype, but those of half precision are float32, as for slices.
     """
 
     def __init__(self, plan: KeyPlan, sizes: SliceSizesByRound) -> None:
-        self.plan = plan
+        super().__init__(plan)
         self._sizes = sizes
         self.declared = plan.declared
-        self.ledger: Ledger[RowsOfRound] = new_ledger(plan, self._new_sum, self.name)
+        self.size_elems = plan.kept_elems
         self.row_elems = plan.layout.grain_elems
         self.rows = plan.kept_elems // self.row_elems
         """How many rows this server keeps."""
@@ -63,48 +224,52 @@ class RowsKey(Unit):
         if plan.declared.initial is not None:
             self._allocate()
             self._made = np.zeros(self.rows, bool)
-            self.ledger.round = INITIAL_ROUND
+            self.rounds.round = INITIAL_ROUND
 
     @property
     def name(self) -> str:
         return self.plan.called
 
-    @property
-    def units(self) -> Tuple[RowsKey]:
-        """Unit that ends rounds by itself."""
-        return (self,)
-
-    @property
-    def size_elems(self) -> int:
-        return self.plan.kept_elems
+    def forget(self) -> None:
+        self.value = self.value[:0]
 
     # Pushes.
 
+    def new_sum(self, round: int) -> RowsSum:
+        return RowsSum(
+            self.rows, self.row_elems, self.plan.sum_dtype, self.plan.state.deterministic
+        )
+
     def check_push(self, rank: int, round: int) -> None:
-        """Raises ProtocolError for a push that can't be right."""
-        self.ledger.check(rank, round)
-        self.ledger.check_ahead(rank, round)
+        """Raise ProtocolError for a push that can't be right."""
+        self.rounds.check(rank, round)
+        self.rounds.check_ahead(rank, round)
 
-    def has_begun_sum(self, rank: int, round: int) -> bool:
-        """Whether some of a host's sum has come that a worker sends for an open round."""
-        current = self.ledger.open.get(round)
-        return current is not None and rank in current.sum.pushes
+    def push(self, header: PushRowsHeader, frame: Optional[RowsFrame]) -> None:
+        """Count a frame of a worker's push and add its rows, or that a gradient comes in the sum of
+        its host; call `end_rounds` afterwards. ProtocolError for rows that can't be right."""
+        rank, round_, workers = header.rank, header.round, header.workers
+        if header.flags & IN_HOST_SUM and not (workers and self._has_begun_sum(rank, round_)):
+            current = self.rounds.round_in_host_sum(rank, round_, header.step)
+            current.others.append(rank)
+        if workers or not header.flags & IN_HOST_SUM:
+            rows = None
+            if frame is not None:
+                decoder, part = self.plan.decoder, part_of_rows(round_)
+                rows = unpacked(header, *frame, self.row_elems, decoder, part)
+            self.add(header, rows)
 
-    def push(
-        self, rank: int, round: int, frames: int, rows: Optional[Rows], step: int, workers: int = 0
-    ) -> None:
-        """Adds some of a worker's rows, one of `frames` frames of its push, and owns their memory.
-        None, in a push of one frame: the worker has no gradient. `workers`: they are of the sum of
-        so many of a host's workers, who are counted each on its own.
-
-        Raises ProtocolError for rows that can't be right.
-        """
+    def add(self, header: PushRowsHeader, rows: Optional[Rows]) -> None:
+        """Add some of a worker's rows, one of the frames of its push, and own their memory. None,
+        in a push of one frame: the worker has no gradient. ProtocolError for rows that can't be
+        right."""
+        rank, frames, workers = header.rank, header.frames, header.workers
         if workers:
-            current = self.ledger.round_of_sum(rank, round, workers)
+            current = self.rounds.round_of_sum(rank, header.round, workers)
         else:
-            self.check_push(rank, round)
-            current = self.ledger.round_for(rank, round, step)
-        push = current.sum.pushes.setdefault(rank, PushOfRows(frames, workers))
+            self.check_push(rank, header.round)
+            current = self.rounds.round_for(rank, header.round, header.step)
+        push = current.sum.pushes.setdefault(rank, _Push(frames, workers))
         if (push.frames, push.workers) != (frames, workers) or push.missing < 1:
             raise ProtocolError(
                 f"worker {rank} pushed {self.name} in {push.frames} frames, or in {frames}"
@@ -120,27 +285,25 @@ class RowsKey(Unit):
                 current.arrived.add(rank)
                 current.others.append(rank)
 
-    def _new_sum(self, round_: int) -> RowsOfRound:
-        ordered = self.plan.rules.deterministic
-        return RowsOfRound(self.rows, self.row_elems, self.plan.sum_dtype, ordered)
+    def _has_begun_sum(self, rank: int, round: int) -> bool:
+        """Whether some of a host's sum has come that a worker sends for an open round."""
+        current = self.rounds.open.get(round)
+        return current is not None and rank in current.sum.pushes
 
-    def _add(self, current: Round[RowsOfRound], rank: int, push: PushOfRows, rows: Rows) -> None:
+    def _add(self, current: Round[RowsSum], rank: int, push: _Push, rows: Rows) -> None:
         check_numbers(rows.numbers, push.next_row, self.rows)
         if len(rows.numbers):
             push.next_row = int(rows.numbers[-1]) + 1
         current.sum.empty = False
         if current.number == INITIAL_ROUND:
-            self._add_to_initial(rows)
+            if not len(self.value):
+                self._allocate()
+            self.value[index_of(rows.numbers)] = rows.elements
             return
-        if self.plan.rules.checks_finite:
+        if self.plan.state.checks_finite:
             # Of a sum it is no single worker's: they have checked their gradients.
             check_sum(rows.elements, self.name, current.number, None if push.workers else rank)
         current.sum.add(rank, rows)
-
-    def _add_to_initial(self, rows: Rows) -> None:
-        if not len(self.value):
-            self._allocate()
-        self.value[index_of(rows.numbers)] = rows.elements
 
     def _allocate(self) -> None:
         """Pages that nobody touches take no memory."""
@@ -148,7 +311,7 @@ class RowsKey(Unit):
         self._changed_in = np.zeros(self.rows, np.int64)
 
     def _make(self, numbers: np.ndarray) -> None:
-        """Makes those of these rows that are made from a seed and have not been needed yet."""
+        """Make those of these rows that are made from a seed and have not been needed yet."""
         if self._made is None:
             return
         new = numbers[~self._made[numbers]]
@@ -171,36 +334,37 @@ class RowsKey(Unit):
 
     # Rounds.
 
-    def summed(self, current: Round[RowsOfRound]) -> Optional[np.ndarray]:
+    def total(self, current: Round[RowsSum]) -> Optional[np.ndarray]:
         if current.sum.empty:
             return None
         elements: np.ndarray = current.sum.total().elements.reshape(-1)
         return elements
 
-    def update(self, current: Round[RowsOfRound]) -> bool:
+    def end(self, current: Round[RowsSum]) -> Sequence[Round[RowsSum]]:
         self._begin_changes()
         if current.sum.empty:
-            self.scale(current, None)
+            self._scale(current, None)
         elif current.number > INITIAL_ROUND:
             self._update(current, self.rows, ends=True)
-        return not current.sum.empty
+        self.rounds.end(current, not current.sum.empty)
+        return (current,)
 
     def update_in_advance(self) -> None:
-        """Updates rows for the next round before it ends, where that pays. To be called after
+        """Update rows for the next round before it ends, where that pays. To be called after
         pushes, when there is nothing else to do.
 
         Rows arrive in ascending order, and an optimizer that changes touched rows only may have
         them one part after the other. So little is left to do when the last ones have come.
         """
-        ledger, optimizer = self.ledger, self.plan.optimizer
-        following = ledger.open.get(self.round + 1)
+        rounds, optimizer = self.rounds, self.plan.optimizer
+        following = rounds.open.get(self.round + 1)
         if (
             optimizer is None
             or following is None
             or following.sum.empty
             or self.round < INITIAL_ROUND
-            or not isinstance(ledger, SharedRounds)
-            or self.plan.rules.leavers.clips
+            or self.plan.own_rounds
+            or self.plan.state.has_clipped
             or following.sum.waiting_bytes < _PART_BYTES
         ):
             return
@@ -208,26 +372,26 @@ class RowsKey(Unit):
         under_way = {rank: push for rank, push in pushes.items() if push.missing}
         if following.in_sums != sum(push.workers for push in under_way.values()):
             return
-        if not all(rank in under_way for rank in ledger.missing(following)):
+        if not all(rank in under_way for rank in rounds.missing(following)):
             return
         end = min((push.next_row for push in under_way.values()), default=self.rows)
         if (end - following.sum.updated_rows) * _PARTS < self.rows:
             return
-        if optimizer.updates_touched_rows(self.declared, self.plan.update_step(following)):
+        if optimizer.updates_touched_rows(self.declared, rounds.settings_step(following)):
             self._begin_changes()
             self._update(following, end, ends=False)
 
-    def _update(self, current: Round[RowsOfRound], end: int, ends: bool) -> None:
-        """Has a round's sum of rows before `end` change the value."""
+    def _update(self, current: Round[RowsSum], end: int, ends: bool) -> None:
+        """Have a round's sum of rows before `end` change the value."""
         numbers, elements = current.sum.take(end)
         self._make(numbers)
-        checks_finite = self.plan.rules.checks_finite
+        checks_finite = self.plan.state.checks_finite
         if checks_finite:
             check_sum(elements, self.name, current.number)
         current.sum.updated_rows = end
         if ends:
-            self.scale(current, elements)
-        optimizer, step = self.plan.optimizer_of(current), self.plan.update_step(current)
+            self._scale(current, elements)
+        optimizer, step = self.plan.optimizer, self.rounds.settings_step(current)
         if optimizer is None:
             before, self._summed = self._summed, numbers
             self.value[slice(None) if before is None else index_of(before)] = 0
@@ -240,9 +404,15 @@ class RowsKey(Unit):
             self._note_changes(None)
         self._note_changes(numbers)
 
+    def _scale(self, current: Round[RowsSum], total: Optional[np.ndarray]) -> None:
+        if current.is_counted:
+            self.plan.state.clipped.scale(current.step, self.size_elems, total)
+
     def _begin_changes(self) -> None:
         """To be called before the next round changes the value."""
-        self._keep_sent_rows()
+        for rows in self._sent:
+            rows.keep()
+        self._sent, self._sent_since = [], {}
         if self.round >= INITIAL_ROUND:  # before it, there is no value to which rows are added
             self._changes.setdefault(self.round + 1, [])
         if len(self._changes) > _KEPT_CHANGES:
@@ -271,14 +441,7 @@ class RowsKey(Unit):
         slice_rows = self.plan.layout.full_slice_elems(sizes.slice_size) // self.row_elems
         row_bytes = self.row_elems * self.plan.dtype.itemsize
         sent = [
-            SentRows(
-                self.plan,
-                self.value,
-                self.round,
-                numbers[piece],
-                exact,
-                piece.start if named else None,
-            )
+            SentRows(self, numbers[piece], exact, piece.start if named else None)
             for piece in pieces(len(numbers), slice_rows, row_bytes, priority)
         ]
         self._sent = [rows for rows in self._sent if rows.waiting] + sent
@@ -309,41 +472,17 @@ class RowsKey(Unit):
         changed: np.ndarray = numbers[self._changed_in[numbers] >= known]
         return changed
 
-    def _keep_sent_rows(self) -> None:
-        """Has what is being sent copied, before the value changes."""
-        for rows in self._sent:
-            rows.keep()
-        self._sent, self._sent_since = [], {}
-
     # The optimizer's state, for whoever saves it.
 
-    def check_ahead(self, round: int, rank: int) -> None:
-        """Raises ProtocolError if no worker can be so far ahead."""
-        self.ledger.check_ahead(rank, round)
-
-    def has_ended(self, round: int) -> bool:
-        """Whether a round, this one or a later one, has ended."""
-        return self.round >= round
-
-    def all_ended(self, round: int, rank: int) -> bool:
-        """Whether all units of the key have ended a round, when one has."""
-        return True
-
-    def reslice(self) -> Tuple[()]:
-        """Nothing: frames of any sizes make up a run."""
-        return ()
-
-    def copied_state(self, optimizer: Optimizer, whole: bool = False) -> Optional[State]:
-        """Copies what an optimizer remembers of the run, with flat arrays; None if nothing."""
+    def copied_state(self, optimizer: Optimizer, whole: bool) -> Optional[State]:
+        """Copy what an optimizer remembers of the run, with flat arrays; None if nothing."""
         state = optimizer.copied(self.declared, WHOLE)
         if state is None:
             return None
         return state if whole else State(_reshaped(state.elements, (-1,)), state.numbers)
 
-    def replace_state(
-        self, optimizer: Optimizer, state: Optional[State], whole: bool = False
-    ) -> None:
-        """Gives an optimizer another state of the run, or none.
+    def replace_state(self, optimizer: Optimizer, state: Optional[State], whole: bool) -> None:
+        """Give an optimizer another state of the run, or none.
 
         Raises ProtocolError for a state that does not have one number for each element.
         """

@@ -1,4 +1,4 @@
-"""A slice on its server: its value, and how a round changes it."""
+"""A slice on its server: the sum of a round's gradients, the value, and how a round changes it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ import numpy as np
 
 from p3kv.codecs import Codec, Encoder, Part
 from p3kv.codecs.zero_rows import ZeroRows
-from p3kv.common.finite import check_sum
+from p3kv.common.finite import NotFinite, check_sum
 from p3kv.errors import ProtocolError
-from p3kv.server.engine.buffers import Buffer
-from p3kv.server.engine.ledger import Ledger, new_ledger
-from p3kv.server.engine.plan import KeyPlan
-from p3kv.server.engine.rounds import Round
-from p3kv.server.engine.sums import SliceSum, maker_of_sums
-from p3kv.server.engine.unit import Unit
+from p3kv.server.engine.rounds import Record, Round
+from p3kv.server.engine.state import Buffer, KeyPlan
 from p3kv.server.optimizer import WHOLE, Optimizer, State
-from p3kv.wire.header import CLOCK_US, ENCODED, INITIAL_ROUND
+from p3kv.wire.fields import PushHeader
+from p3kv.wire.header import (
+    CARRIES,
+    CLOCK_US,
+    ENCODED,
+    EXACT,
+    HAS_VALUE,
+    IN_HOST_SUM,
+    INITIAL_ROUND,
+    NO_GRADIENT,
+    WANTS_RESULT,
+)
 
 _BYTE = np.dtype(np.uint8)
 
@@ -27,7 +34,74 @@ Payload = Union[memoryview, Callable[[], memoryview]]
 """Bytes that travel, or what makes them when they begin to leave."""
 
 
-class ServerSlice(Unit):
+class SliceSum:
+    """Sum of a slice's gradients in one round: as they come, where the first one's buffer becomes
+    the sum without a copy; or in the order of ranks when all are there, bit for bit the same each
+    time. Half precision is summed in single precision."""
+
+    __slots__ = ("_by_rank", "_length", "_plan", "_round", "_total", "_widens", "empty")
+
+    def __init__(self, plan: KeyPlan, length: int, round: int) -> None:
+        self._plan = plan
+        self._length = length
+        self._round = round
+        self._total: Optional[Buffer] = None
+        self._by_rank: Optional[Dict[int, Buffer]] = {} if plan.state.deterministic else None
+        self._widens = round > INITIAL_ROUND and plan.sum_dtype != plan.dtype
+        self.empty = True
+        """Whether no gradient has been added."""
+
+    def add(self, rank: int, gradient: Buffer) -> None:
+        """Add a worker's gradient, whose buffer is the sum's from now on; NotFinite as soon as the
+        sum is bad, if that is checked."""
+        plan = self._plan
+        if self._widens and gradient.array.dtype != plan.sum_dtype:  # else it is a host's sum
+            gradient = plan.state.pool.cast(gradient, plan.sum_dtype)
+        self.empty = False
+        if self._by_rank is not None:
+            latest = self._by_rank[rank] = gradient
+        elif self._total is None:
+            latest = self._total = gradient
+        else:
+            latest = self._total
+            np.add(latest.array, gradient.array, out=latest.array)
+            plan.state.pool.put(gradient)
+        if plan.state.checks_finite:
+            self._check(latest, rank)
+
+    def add_encoded(self, rank: int, encoded: memoryview, part: Part) -> None:
+        """Add a gradient that the key's codec has encoded, and leave its memory to the caller."""
+        plan, total = self._plan, self._total
+        if total is None or self._widens:
+            gradient = plan.state.pool.get(self._length, plan.dtype)
+            plan.decoder.decode(encoded, part, gradient.array)
+            self.add(rank, gradient)
+        else:
+            plan.decoder.add(encoded, part, total.array)
+            if plan.state.checks_finite:
+                self._check(total, rank)
+
+    def total(self) -> Buffer:
+        """The sum, once all that is to be added has been."""
+        if self._by_rank is None:
+            assert self._total is not None
+            return self._total
+        ranks = sorted(self._by_rank)
+        total = self._by_rank[ranks[0]]
+        for rank in ranks[1:]:
+            gradient = self._by_rank.pop(rank)
+            np.add(total.array, gradient.array, out=total.array)
+            self._plan.state.pool.put(gradient)
+        if self._plan.state.checks_finite:
+            self._check(total)
+        return total
+
+    def _check(self, latest: Buffer, rank: Optional[int] = None) -> None:
+        if self._round > INITIAL_ROUND:
+            check_sum(latest.array, self._plan.called, self._round, rank)
+
+
+class ServerSlice(Record[SliceSum]):
     """One slice on its server."""
 
     def __init__(
@@ -38,22 +112,21 @@ class ServerSlice(Unit):
         offset: int = 0,
         first_round: int = INITIAL_ROUND,
     ) -> None:
-        self.plan = plan
+        super().__init__(plan)
         self.index = index
-        self.length = length
+        self.length = self.size_elems = length
         self.size_bytes = length * plan.dtype.itemsize
         self.offset = offset
         """The slice's first element among those that this server keeps of the key."""
         self.first_round = first_round
         """The first round that has slices of this size."""
-        self.of_key: Dict[int, ServerSlice] = {index: self}
-        """All slices of this size that the server keeps of the key, by index, in the order of their
+        self.of_key: List[ServerSlice] = [self]
+        """All slices of this size that the server keeps of the key, in the order of their
         elements."""
-        self.travels_as_it_is = plan.codecs.values.in_place and not plan.consistency.predicts
+        self.travels_as_it_is = plan.codecs.values.in_place and not plan.rule.predicts
         """Whether a worker that was sent the value has it, and not one that is rounded, or is a
         prediction."""
         self.value: Optional[Buffer] = None
-        self.ledger: Ledger[SliceSum] = new_ledger(plan, maker_of_sums(plan, length), self.name)
         self.ready_s: Dict[int, float] = {}
         """By rank, when the gradients of the value's round were ready; for those that are known."""
         self._step = 0
@@ -73,23 +146,244 @@ class ServerSlice(Unit):
     def name(self) -> str:
         return f"{self.plan.called}, slice {self.index}"
 
-    @property
-    def size_elems(self) -> int:
-        return self.length
+    def forget(self) -> None:
+        self.value = None
+        self.of_key = []
 
-    def summed(self, current: Round[SliceSum]) -> Optional[np.ndarray]:
-        return current.sum.total().array if self.has_gradient(current) else None
+    # Pushes.
+
+    def new_sum(self, round: int) -> SliceSum:
+        return SliceSum(self.plan, self.length, round)
+
+    def push(self, header: PushHeader, gradient: Optional[Buffer], ready_s: float = 0.0) -> bool:
+        """Count a worker's push, and add what it brings: its gradient, the sum of its host's
+        workers (CARRIES), or nothing, because its gradient comes in such a sum (IN_HOST_SUM) or
+        there is none. Return whether a round may end; call `end_rounds` then.
+
+        `gradient` is the record's from now on; it has the slice's elements, or the bytes that the
+        codec reads. `ready_s`: when it was ready. ProtocolError for a push that can't be right.
+        """
+        rank, round_, flags, rounds = header.rank, header.round, header.flags, self.rounds
+        if not flags & (IN_HOST_SUM | CARRIES):
+            if gradient is None and round_ == INITIAL_ROUND:
+                raise ProtocolError(f"it gave no initial value of {self.name}")
+            current = rounds.round_for(rank, round_, header.step)
+            current.arrived.add(rank)
+            (current.wanting if flags & WANTS_RESULT else current.others).append(rank)
+            current.ready_s[rank] = ready_s
+            if flags & EXACT:
+                current.exact = True
+            if gradient is None or flags & ENCODED:
+                self._add(current, header, gradient)
+            else:
+                current.priority = header.priority
+                current.sum.add(rank, gradient)
+        else:
+            current = self._push_in_host(header, gradient, ready_s)
+        if gradient is not None:
+            current.lacking &= header.lacking
+        if flags & HAS_VALUE:
+            (current.have_value if flags & NO_GRADIENT else current.have_last).add(rank)
+        arrived, left = len(current.arrived), self.plan.state.left
+        return arrived >= rounds.quorum or round_ == INITIAL_ROUND or bool(left)
+
+    def _push_in_host(
+        self, header: PushHeader, total: Optional[Buffer], ready_s: float
+    ) -> Round[SliceSum]:
+        """Count a worker and add the sum of its host's workers, or one of both: each worker is
+        counted on its own, and whoever sends the sum gets the result for those that want one."""
+        rank, flags, rounds = header.rank, header.flags, self.rounds
+        if flags & IN_HOST_SUM:
+            current = rounds.round_in_host_sum(rank, header.round, header.step)
+            if not flags & WANTS_RESULT:
+                current.others.append(rank)
+            current.ready_s[rank] = ready_s
+            if flags & EXACT:
+                current.exact = True
+        if flags & CARRIES:
+            current = rounds.round_of_sum(rank, header.round, header.workers)
+            current.in_sums -= header.workers
+            if flags & WANTS_RESULT:
+                current.wanting.append(rank)
+            try:
+                self._add(current, header, total)
+            except NotFinite as error:
+                # Workers have checked their gradients: it is no single one that is too large.
+                raise NotFinite(error.what, self.plan.called, header.round) from None
+        return current
+
+    def _add(
+        self, current: Round[SliceSum], header: PushHeader, gradient: Optional[Buffer]
+    ) -> None:
+        current.priority = header.priority
+        if gradient is None:
+            current.lacks_gradient = True
+        elif header.flags & ENCODED:
+            part = Part(self.offset, current.number, current.step)
+            encoded = gradient.bytes[: header.payload_bytes]
+            current.sum.add_encoded(header.rank, encoded, part)
+            gradient.retire()
+        else:
+            current.sum.add(header.rank, gradient)
+
+    # Rounds.
+
+    def total(self, current: Round[SliceSum]) -> Optional[np.ndarray]:
+        return current.sum.total().array if self._has_gradient(current) else None
+
+    def end(self, current: Round[SliceSum]) -> Sequence[Round[SliceSum]]:
+        optimizer = self.plan.optimizer
+        if optimizer is not None and optimizer.whole_tensors:
+            together = self.partners(current)
+            if together is not None:
+                self._end_together(together)
+                return together
+        has_gradient = self._begin_update(current)
+        if has_gradient:
+            self._update(optimizer, current)
+        self.rounds.end(current, has_gradient)
+        return (current,)
+
+    def _update(self, optimizer: Optional[Optimizer], current: Round[SliceSum]) -> None:
+        total = current.sum.total()
+        if optimizer is None or current.number == INITIAL_ROUND:
+            self._replace_value(total, current.number)
+            if current.number == INITIAL_ROUND and self.plan.codecs.values.of_each_worker:
+                self._sent_in[0] = INITIAL_ROUND  # who has given it
+                part = Part(self.offset, INITIAL_ROUND, self._step)
+                self.plan.encoder(0).sent_as_it_is(self.known_value().array, part)
+        else:
+            if current.is_counted:
+                self.plan.state.clipped.scale(current.step, self.length, total.array)
+            value, rows, before = self.value, self.plan.zero_rows, None
+            if value is None or value.sends:
+                value = self._value_to_change()
+            if rows is not None and current.have_last and rows.looks(current.number):
+                before = value.array.copy()
+            step = self.rounds.settings_step(current)
+            self._apply(optimizer, value.array, total.array, step, current.lacking)
+            self.plan.state.pool.put(total)
+            if rows is not None and before is not None:
+                self._keep_changes(rows, before, current.number)
+
+    def partners(self, current: Round[SliceSum]) -> Optional[List[Round[SliceSum]]]:
+        optimizer = self.plan.optimizer
+        if optimizer is None or current.number == INITIAL_ROUND:
+            return None
+        if not optimizer.needs_whole(self.rounds.settings_step(current)):
+            return None
+        found: List[Round[SliceSum]] = []
+        # The last slices usually come last: if one is missing, it is found at once.
+        for other in reversed(self.of_key):
+            one = other.rounds.find(current.owner, current.number)
+            if one is None or one.in_sums or not other.rounds.is_complete(one):
+                return []
+            found.insert(0, one)
+        return found
+
+    def _end_together(self, rounds: List[Round[SliceSum]]) -> None:
+        """End the rounds of all slices of the tensor by one update of the whole; or of none."""
+        if not rounds:
+            return
+        plan, slices = self.plan, self.of_key
+        if len(plan.declared.runs) > 1:
+            raise ProtocolError(
+                f"the optimizer needs whole tensors, and {plan.called} was declared for "
+                f"{len(plan.declared.runs)} servers"
+            )
+        have = [slice_._begin_update(current) for slice_, current in zip(slices, rounds)]
+        if have[0]:
+            totals = [current.sum.total() for current in rounds]
+            for slice_, current, total in zip(slices, rounds, totals):
+                if current.is_counted:
+                    plan.state.clipped.scale(current.step, slice_.length, total.array)
+            joined = np.concatenate([total.array for total in totals])
+            for total in totals:
+                total.retire()
+            values = [slice_._value_to_change() for slice_ in slices]
+            weight = np.concatenate([value.array for value in values])
+            assert plan.optimizer is not None
+            step = self.rounds.settings_step(rounds[0])
+            plan.optimizer.update(plan.declared, WHOLE, weight, joined, step)
+            for slice_, value in zip(slices, values):
+                value.array[:] = weight[slice_.offset : slice_.offset + slice_.length]
+        for slice_, current in zip(slices, rounds):
+            slice_.rounds.end(current, have[0])
 
     def begin_at(self, round: int, value: np.ndarray) -> None:
-        """Takes the value of a round over from slices of another size."""
-        self.value = self.plan.rules.pool.get(self.length, self.plan.dtype)
+        """Take the value of a round over from slices of another size."""
+        self.value = self.plan.state.pool.get(self.length, self.plan.dtype)
         self.value.array[:] = value
-        self.ledger.round = self._taken_over = round
+        self.rounds.round = self._taken_over = round
 
     def known_value(self) -> Buffer:
         """The value, of a slice that has one."""
         assert self.value is not None
         return self.value
+
+    def _has_gradient(self, current: Round[SliceSum]) -> bool:
+        """Whether any worker has pushed a gradient in a complete round: else it changes nothing."""
+        if not current.sum.empty:
+            return True
+        if not current.lacks_gradient:
+            raise ProtocolError(f"nobody has sent the sum of {self.name} in round {current.number}")
+        return False
+
+    def _begin_update(self, current: Round[SliceSum]) -> bool:
+        """Forget what held for the last value; return whether the round has a gradient."""
+        if self._wire is not None:
+            self._wire[0].retire()
+            self._wire = None
+        if self._predicted is not None:
+            self._predicted.retire()
+            self._predicted = None
+        self.ready_s = current.ready_s
+        self._step = current.step
+        if not current.sum.empty or self._has_gradient(current):  # nearly always
+            return True
+        if current.is_counted:
+            self.plan.state.clipped.scale(current.step, self.length, None)
+        return False
+
+    def _apply(
+        self,
+        optimizer: Optimizer,
+        value: np.ndarray,
+        total: np.ndarray,
+        step: Optional[int],
+        lacking: int,
+    ) -> None:
+        optimizer.update(self.plan.declared, self.index, value, total, step)
+
+    def _keep_changes(self, rows: ZeroRows, before: np.ndarray, round_: int) -> None:
+        """Keep which rows of the value a round has changed, if that is to be sent."""
+        buffer = self.plan.state.pool.get(self.plan.codecs.values.most_bytes(self.length), _BYTE)
+        part = Part(self.offset, round_, self._step)
+        count = rows.encode_changes(before, self.known_value().array, part, buffer.bytes)
+        if count:
+            self._wire = buffer, buffer.bytes[:count]
+        else:
+            buffer.retire()
+
+    def _replace_value(self, total: Buffer, round_: int) -> None:
+        if self.value is not None:
+            self.value.retire()
+        if total.array.dtype != self.plan.dtype:
+            total = self.plan.state.pool.cast(total, self.plan.dtype)
+            if self.plan.state.checks_finite:
+                check_sum(total.array, self.plan.called, round_)
+        self.value = total
+
+    def _value_to_change(self) -> Buffer:
+        """The value's buffer; another one where a straggler is still being sent the value, which
+        must stay as it is then."""
+        value = self.value
+        assert value is not None
+        if value.sends:
+            value = self.value = self.plan.state.pool.cast(value, self.plan.dtype)
+        return value
+
+    # Values.
 
     def wire(
         self, rank: int, answers_push: bool, exact: bool = False, has_last: bool = False
@@ -106,7 +400,7 @@ class ServerSlice(Unit):
         value, codec = self.value, self.plan.codecs.values
         if self.travels_as_it_is and not (has_last and self._wire):
             return value, value.bytes, 0
-        if self.plan.consistency.predicts and self.round > INITIAL_ROUND:
+        if self.plan.rule.predicts and self.round > INITIAL_ROUND:
             value = self._prediction(value) if answers_push else value
             if not answers_push and not codec.of_each_worker:
                 return value, value.bytes, 0
@@ -126,18 +420,18 @@ class ServerSlice(Unit):
         if exact or (codec.remembers and self.round == self._taken_over):
             return value, value.bytes, 0
         if self._wire is None:
-            buffer = self.plan.rules.pool.get(codec.most_bytes(self.length), _BYTE)
+            buffer = self.plan.state.pool.get(codec.most_bytes(self.length), _BYTE)
             count = self.plan.encoder().encode(value.array, part, buffer.bytes)
             self._wire = buffer, buffer.bytes[:count]
         return (*self._wire, ENCODED)
 
-    def late_us(self, rank: int, round: int) -> int:
-        """How much later than a worker's gradient the last one of the value's round was ready; 0
-        if the value is of another round than this."""
-        if round != self.ledger.round or not self.ready_s:
-            return 0
+    def late_us(self, round: int) -> Dict[int, int]:
+        """By rank, how much later than a worker's gradient the last one of the value's round was
+        ready; of nobody if the value is of another round than this."""
+        if round != self.rounds.round or not self.ready_s:
+            return {}
         last_s = max(self.ready_s.values())
-        return int(1e6 * (last_s - self.ready_s.get(rank, last_s))) % CLOCK_US
+        return {rank: int(1e6 * (last_s - at_s)) % CLOCK_US for rank, at_s in self.ready_s.items()}
 
     def _knows_last(self, rank: int) -> bool:
         """Whether a worker has the value before this one, or by rounds of its own an older one. A
@@ -155,98 +449,18 @@ class ServerSlice(Unit):
             plan, optimizer = self.plan, self.plan.optimizer
             array = None
             if optimizer is not None and not optimizer.whole_tensors:
-                rule = plan.consistency
+                rule = plan.rule
                 array = self._predicted_by(optimizer, value.array, rule.predicts, rule.damped)
             if array is None:
                 return value
-            self._predicted = plan.rules.pool.get(self.length, plan.dtype)
+            self._predicted = plan.state.pool.get(self.length, plan.dtype)
             self._predicted.array[:] = array
         return self._predicted
-
-    def has_gradient(self, current: Round[SliceSum]) -> bool:
-        """Whether any worker has pushed a gradient in a complete round: else it changes nothing."""
-        if not current.sum.empty:
-            return True
-        if not current.lacks_gradient:
-            raise ProtocolError(f"nobody has sent the sum of {self.name} in round {current.number}")
-        return False
-
-    def update(self, current: Round[SliceSum]) -> bool:
-        if not self._begin_update(current):
-            return False
-        optimizer, total = self.plan.optimizer_of(current), current.sum.total()
-        if current.number == INITIAL_ROUND or optimizer is None:
-            self._replace_value(total, current.number)
-            if current.number == INITIAL_ROUND and self.plan.codecs.values.of_each_worker:
-                self._sent_in[0] = INITIAL_ROUND  # who has given it
-                part = Part(self.offset, INITIAL_ROUND, self._step)
-                self.plan.encoder(0).sent_as_it_is(self.known_value().array, part)
-        else:
-            value, rows = self._value_to_change(), self.plan.zero_rows
-            if self.plan.rules.held_rounds.steps:
-                self.scale(current, total.array)
-            before = None
-            if rows is not None and current.have_last and rows.looks(current.number):
-                before = value.array.copy()
-            self._update_by(optimizer, current, value.array, total.array)
-            total.retire()
-            if rows is not None and before is not None:
-                self._keep_changes(rows, before, current.number)
-        return True
-
-    def _keep_changes(self, rows: ZeroRows, before: np.ndarray, round_: int) -> None:
-        """Keeps which rows of the value a round has changed, if that is to be sent."""
-        buffer = self.plan.rules.pool.get(self.plan.codecs.values.most_bytes(self.length), _BYTE)
-        part = Part(self.offset, round_, self._step)
-        count = rows.encode_changes(before, self.known_value().array, part, buffer.bytes)
-        if count:
-            self._wire = buffer, buffer.bytes[:count]
-        else:
-            buffer.retire()
-
-    def _update_by(
-        self, optimizer: Optimizer, current: Round[SliceSum], value: np.ndarray, total: np.ndarray
-    ) -> None:
-        step = self.plan.update_step(current)
-        optimizer.update(self.plan.declared, self.index, value, total, step)
 
     def _predicted_by(
         self, optimizer: Optimizer, value: np.ndarray, steps: int, damped: bool
     ) -> Optional[np.ndarray]:
         return optimizer.predicted(self.plan.declared, self.index, value, steps, damped)
-
-    def _begin_update(self, current: Round[SliceSum]) -> bool:
-        """Forgets what held for the last value; whether the round has a gradient."""
-        if self._wire is not None:
-            self._wire[0].retire()
-            self._wire = None
-        if self._predicted is not None:
-            self._predicted.retire()
-            self._predicted = None
-        self.ready_s = current.ready_s
-        self._step = current.step
-        if not current.sum.empty or self.has_gradient(current):  # nearly always
-            return True
-        self.scale(current, None)
-        return False
-
-    def _replace_value(self, total: Buffer, round_: int) -> None:
-        if self.value is not None:
-            self.value.retire()
-        if total.array.dtype != self.plan.dtype:
-            total = self.plan.rules.pool.cast(total, self.plan.dtype)
-            if self.plan.rules.checks_finite:
-                check_sum(total.array, self.plan.called, round_)
-        self.value = total
-
-    def _value_to_change(self) -> Buffer:
-        """The value's buffer; another one where a straggler is still being sent the value, which
-        must stay as it is then."""
-        value = self.value
-        assert value is not None
-        if value.sends:
-            value = self.value = self.plan.rules.pool.cast(value, self.plan.dtype)
-        return value
 
 
 class BucketSlice(ServerSlice):
@@ -267,13 +481,13 @@ class BucketSlice(ServerSlice):
         """Whether these may be alike."""
 
     def begin_as(self, before: BucketSlice, round: int) -> None:
-        """Takes over everything of one that has ended its last round; states stay where they
+        """Take over everything of one that has ended its last round; states stay where they
         are."""
         self.begin_at(round, before.known_value().array)
         self._is_split, self._may_join = before._is_split, before._may_join
 
     def copied_states(self, optimizer: Optimizer) -> List[Optional[State]]:
-        """Copies what an optimizer remembers of each tensor; None of those that it does not know.
+        """Copy what an optimizer remembers of each tensor; None of those that it does not know.
         To be called between two updates."""
         declared = self.plan.declared
         if self._is_split:
@@ -284,7 +498,7 @@ class BucketSlice(ServerSlice):
         return list(state.cut([one.stop - one.start for one in self._spans]))
 
     def replace_state(self, optimizer: Optimizer, member: int, state: Optional[State]) -> None:
-        """Gives an optimizer another state of a tensor, or none; as `copied_states`. Raises
+        """Give an optimizer another state of a tensor, or none; as `copied_states`. Raises
         ProtocolError for one that has not one number for each element."""
         span = self._spans[member]
         for name, array in ({} if state is None else state.elements).items():
@@ -300,19 +514,23 @@ class BucketSlice(ServerSlice):
         if state is not None:
             optimizer.load(self.plan.declared, index, state)
 
-    def _update_by(
-        self, optimizer: Optimizer, current: Round[SliceSum], value: np.ndarray, total: np.ndarray
+    def _apply(
+        self,
+        optimizer: Optimizer,
+        value: np.ndarray,
+        total: np.ndarray,
+        step: Optional[int],
+        lacking: int,
     ) -> None:
-        if self._may_join and not current.lacking:
+        if self._may_join and not lacking:
             self._join(optimizer)
-        if not self._is_split and not current.lacking:
-            super()._update_by(optimizer, current, value, total)
+        if not self._is_split and not lacking:
+            optimizer.update(self.plan.declared, self.index, value, total, step)
             return
         self._split(optimizer)
-        declared, step = self.plan.declared, self.plan.update_step(current)
         for member, (index, span) in enumerate(zip(self._indices, self._spans)):
-            if not current.lacking >> member & 1:
-                optimizer.update(declared, index, value[span], total[span], step)
+            if not lacking >> member & 1:
+                optimizer.update(self.plan.declared, index, value[span], total[span], step)
 
     def _predicted_by(
         self, optimizer: Optimizer, value: np.ndarray, steps: int, damped: bool
@@ -341,7 +559,7 @@ class BucketSlice(ServerSlice):
                 optimizer.load(self.plan.declared, index, part)
 
     def _join(self, optimizer: Optimizer) -> None:
-        """Has all tensors have one state again, if theirs are alike, as after a checkpoint."""
+        """Have all tensors have one state again, if theirs are alike, as after a checkpoint."""
         self._may_join = False
         declared = self.plan.declared
         states = [optimizer.copied(declared, index) for index in self._indices]
@@ -353,33 +571,6 @@ class BucketSlice(ServerSlice):
             optimizer.export(declared, index)
         if known:
             optimizer.load(declared, self.index, State.joined(known))
-
-
-def update_together(slices: Sequence[ServerSlice], rounds: Sequence[Round[SliceSum]]) -> bool:
-    """Updates all slices of a key like `ServerSlice.update`, by one update of the whole tensor."""
-    plan = slices[0].plan
-    if len(plan.declared.runs) > 1:
-        raise ProtocolError(
-            f"the optimizer needs whole tensors, and {plan.called} was declared for "
-            f"{len(plan.declared.runs)} servers"
-        )
-    have = [slice_._begin_update(current) for slice_, current in zip(slices, rounds)]
-    if not have[0]:
-        return False
-    totals = [current.sum.total() for current in rounds]
-    for slice_, current, total in zip(slices, rounds, totals):
-        slice_.scale(current, total.array)
-    joined = np.concatenate([total.array for total in totals])
-    for total in totals:
-        total.retire()
-    values = [slice_._value_to_change() for slice_ in slices]
-    weight = np.concatenate([value.array for value in values])
-    optimizer = plan.optimizer_of(rounds[0])
-    assert optimizer is not None
-    optimizer.update(plan.declared, WHOLE, weight, joined, plan.update_step(rounds[0]))
-    for slice_, value in zip(slices, values):
-        value.array[:] = weight[slice_.offset : slice_.offset + slice_.length]
-    return True
 
 
 def _encode(codec: Codec, encoder: Encoder, value: Buffer, part: Part) -> memoryview:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Iterator, List, Mapping, Optional, Set
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set
 
 from msgspec.structs import replace
 
 from p3kv.checkpoints import Contents, Outline, Place, Writer, marks
 from p3kv.errors import ConfigError, ProtocolError
-from p3kv.server.engine import Key, RowsKey, Unit
+from p3kv.server.engine import OwnRounds, Record, ServerKey
 from p3kv.server.saving.key_cut import KeyCut
 from p3kv.server.saving.own_cuts import OwnCuts
 from p3kv.server.workers import Workers
@@ -56,7 +56,7 @@ class Checkpoints:
         self,
         place: Place,
         folder: Optional[str],
-        keys: Mapping[int, Key],
+        keys: Mapping[int, ServerKey],
         left: Set[int],
         workers: Workers,
         loop: Loop,
@@ -111,25 +111,25 @@ class Checkpoints:
 
     @property
     def waits_for_rounds(self) -> bool:
-        """Whether anything is to be copied when units end rounds."""
+        """Whether anything is to be copied when records end rounds."""
         return self._open is not None or bool(self._own.waiting)
 
-    def unit_ended(self, unit: Unit) -> None:
-        """To be called while something waits for rounds, when a unit has ended one and before it
+    def record_ended(self, record: Record[Any]) -> None:
+        """To be called while something waits for rounds, when a record has ended one and before it
         ends the next."""
-        if unit.plan.consistency.own_rounds:
-            self._note_copied(self._own.unit_ended(unit))
+        if isinstance(record.rounds, OwnRounds):
+            self._note_copied(self._own.record_ended(record))
             return
-        cut = None if self._open is None else self._open.cuts.get(unit.plan.key_id)
-        if cut is not None and cut.round == unit.round:
-            cut.copy(unit)
+        cut = None if self._open is None else self._open.cuts.get(record.plan.key_id)
+        if cut is not None and cut.round == record.round:
+            cut.copy(record)
             self._note_copied([cut])
 
-    def worker_left(self) -> Iterator[Unit]:
-        """To be called when a worker has left; gives the units that may end later rounds now."""
-        for cut, unit in self._own.left():
+    def worker_left(self) -> Iterator[Record[Any]]:
+        """To be called when a worker has left; gives the records that may end later rounds now."""
+        for cut, record in self._own.left():
             self._note_copied([cut])
-            yield unit
+            yield record
 
     def close(self) -> None:
         """Waits for a file that is being written, for some seconds at most."""
@@ -141,15 +141,15 @@ class Checkpoints:
         key = self._keys.get(key_id)
         if key is None:
             return  # on other servers
-        units: Collection[Unit] = key.units if isinstance(key, RowsKey) else key.slices(round_)
-        ended = [one for one in units if one.round >= round_]
+        records = key.records(round_)
+        ended = [one for one in records if one.round >= round_]
         if any(one.round > round_ for one in ended):
             raise ProtocolError(
                 f"it asked for round {round_} of {key.plan.called}, which has ended a later one"
             )
         # Of one worker's names for all keys: the others' may be shifted.
         declared = replace(key.declared, name=store.names.get(key_id))
-        cut = KeyCut(declared, round_, store.whole, len(units))
+        cut = KeyCut(declared, round_, store.whole, len(records))
         for one in ended:
             cut.copy(one)
         opened.add(key_id, cut)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 import numpy as np
 from msgspec.structs import replace
 
 from p3kv.checkpoints import CutOfKey, KeyOutline
-from p3kv.server.engine import BucketSlice, RowsKey, ServerSlice, Unit
+from p3kv.server.engine import BucketSlice, Record, ServerRows, ServerSlice
 from p3kv.server.optimizer import WHOLE, State
 from p3kv.wire.messages import DeclaredKey
 
@@ -17,34 +17,34 @@ from p3kv.wire.messages import DeclaredKey
 class KeyCut:
     """A key in a round on this server. Belongs to the server's thread."""
 
-    def __init__(self, declared: DeclaredKey, round: int, whole: bool, units: int) -> None:
-        """`whole`: the optimizer needs whole tensors. `units`: how many are to be copied."""
+    def __init__(self, declared: DeclaredKey, round: int, whole: bool, records: int) -> None:
+        """`whole`: the optimizer needs whole tensors. `records`: how many are to be copied."""
         self.declared = declared
         self.round = round
-        self.missing = units
+        self.missing = records
         self._whole = whole
         self._values: Dict[int, np.ndarray] = {}
         self._states: Dict[int, State] = {}
         self._of_members: List[Optional[State]] = []
 
-    def copy(self, unit: Unit) -> None:
-        """Keeps copies of a unit's value and state, when it has ended the round and no later
+    def copy(self, record: Record[Any]) -> None:
+        """Keeps copies of a record's value and state, when it has ended the round and no later
         one."""
-        optimizer, state = unit.plan.optimizer, None
-        if isinstance(unit, RowsKey):
+        optimizer, state = record.plan.optimizer, None
+        if isinstance(record, ServerRows):
             if optimizer is not None:
-                state = unit.copied_state(optimizer, self._whole)
-            self._add(0, unit.copied_value(), state)
-        elif isinstance(unit, BucketSlice):
+                state = record.copied_state(optimizer, self._whole)
+            self._add(0, record.copied_value(), state)
+        elif isinstance(record, BucketSlice):
             if optimizer is not None:
-                self._of_members = unit.copied_states(optimizer)
-            self._add(0, unit.known_value().array.copy(), None)
-        elif isinstance(unit, ServerSlice):
+                self._of_members = record.copied_states(optimizer)
+            self._add(0, record.known_value().array.copy(), None)
+        elif isinstance(record, ServerSlice):
             # That of a whole tensor is the same for all slices: they have ended the round together.
-            if optimizer is not None and (not self._whole or unit.offset == 0):
-                index = WHOLE if self._whole else unit.index
-                state = optimizer.copied(unit.plan.declared, index)
-            self._add(unit.offset, unit.known_value().array.copy(), state)
+            if optimizer is not None and (not self._whole or record.offset == 0):
+                index = WHOLE if self._whole else record.index
+                state = optimizer.copied(record.plan.declared, index)
+            self._add(record.offset, record.known_value().array.copy(), state)
 
     @property
     def complete(self) -> List[CutOfKey]:

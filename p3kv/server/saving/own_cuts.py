@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, Dict, Iterator, List, Mapping, Set, Tuple
+from typing import Any, Deque, Dict, Iterator, List, Mapping, Set, Tuple
 
 from p3kv.errors import ProtocolError
-from p3kv.server.engine import Key, OwnRounds, RowsKey, Unit
+from p3kv.server.engine import OwnRounds, Record, ServerKey
 from p3kv.server.saving.key_cut import KeyCut
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import CutReached
@@ -21,7 +21,7 @@ class _Reached:
         self.cuts: Dict[int, KeyCut] = {}
         """By the key's id."""
         self.waiting = 0
-        """How many units are to be copied."""
+        """How many records are to be copied."""
         self.is_taken = False
         """Whether worker rank 0 has said whether it is written."""
         self.is_dropped = False
@@ -33,24 +33,24 @@ class _Reached:
 
 
 class OwnCuts:
-    """Copies each unit when all workers have pushed what belongs to a checkpoint, and none has
+    """Copies each record when all workers have pushed what belongs to a checkpoint, and none has
     pushed more.
 
     Each worker says that it has reached a checkpoint, and how often it has pushed each key, before
-    it pushes anything later. From the first one's word on, no unit ends a later round of any worker
-    before it has ended these of all workers, and is copied. So a worker that is ahead waits there
-    for the slowest, as far as its own window goes. Belongs to the server's thread.
+    it pushes anything later. From the first one's word on, no record ends a later round of any
+    worker before it has ended these of all workers, and is copied. So a worker that is ahead waits
+    there for the slowest, as far as its own window goes. Belongs to the server's thread.
     """
 
-    def __init__(self, keys: Mapping[int, Key], num_workers: int, left: Set[int]) -> None:
+    def __init__(self, keys: Mapping[int, ServerKey], num_workers: int, left: Set[int]) -> None:
         """`left`: the ranks of workers that have left, and for which nobody waits."""
         self._keys = keys
         self._num_workers = num_workers
         self._left = left
         self._reached: Dict[int, _Reached] = {}
         """By step."""
-        self.waiting: Dict[Unit, Deque[Tuple[int, KeyCut]]] = {}
-        """Units that are to be copied, and the checkpoints' steps, in their order."""
+        self.waiting: Dict[Record[Any], Deque[Tuple[int, KeyCut]]] = {}
+        """Records that are to be copied, and the checkpoints' steps, in their order."""
 
     def reach(self, rank: int, said: CutReached) -> List[KeyCut]:
         """A worker has reached a checkpoint. Returns the keys of which something was copied.
@@ -75,8 +75,8 @@ class OwnCuts:
                         f"{of_key.round} times"
                     )
         cut.ranks.add(rank)
-        units = [unit for key_id in cut.cuts for unit in _units(self._keys[key_id])]
-        copied = self._copy(units)
+        records = [one for id_ in cut.cuts for one in self._keys[id_].records(INITIAL_ROUND)]
+        copied = self._copy(records)
         self._forget()
         return copied
 
@@ -94,21 +94,21 @@ class OwnCuts:
         self._forget()
         return cuts
 
-    def unit_ended(self, unit: Unit) -> List[KeyCut]:
-        """To be called while something waits, when a unit has ended a round and before it ends the
-        next; returns its keys of which something was copied."""
-        return self._copy([unit])
+    def record_ended(self, record: Record[Any]) -> List[KeyCut]:
+        """To be called while something waits, when a record has ended a round and before it ends
+        the next; returns its keys of which something was copied."""
+        return self._copy([record])
 
-    def left(self) -> Iterator[Tuple[KeyCut, Unit]]:
+    def left(self) -> Iterator[Tuple[KeyCut, Record[Any]]]:
         """To be called when a worker has left: copies what has waited for it, and gives what was
-        copied, with the unit, which may end later rounds now."""
+        copied, with the record, which may end later rounds now."""
         if 0 in self._left:
             for cut in self._reached.values():
                 if not cut.is_taken:
                     cut.drop()
-        for unit in list(self.waiting):
-            for of_key in self._copy([unit]):
-                yield of_key, unit
+        for record in list(self.waiting):
+            for of_key in self._copy([record]):
+                yield of_key, record
         self._forget()
 
     def _found(self, step: int) -> _Reached:
@@ -119,37 +119,37 @@ class OwnCuts:
 
     def _add(self, cut: _Reached, step: int, key_id: int, round_: int, whole: bool) -> None:
         key = self._keys[key_id]
-        if not key.plan.consistency.own_rounds:
+        if not key.plan.own_rounds:
             raise ProtocolError(f"it has own rounds of {key.plan.called}, which are shared")
-        units = _units(key)
-        for unit in units:
-            later = any(other > step for other, _ in self.waiting.get(unit, ()))
+        records = key.records(INITIAL_ROUND)  # their slices have the job's first size
+        for record in records:
+            later = any(other > step for other, _ in self.waiting.get(record, ()))
             ranks = range(self._num_workers)
-            if later or any(_ledger(unit).last_of(rank) > round_ for rank in ranks):
+            if later or any(_rounds(record).last_of(rank) > round_ for rank in ranks):
                 raise ProtocolError(
                     f"it has pushed {key.plan.called} {round_} times before step {step}, of which "
                     "there is a checkpoint, and a worker has pushed more"
                 )
-        of_key = cut.cuts[key_id] = KeyCut(key.declared, round_, whole, len(units))
-        cut.waiting += len(units)
-        for unit in units:
-            _ledger(unit).barriers.append(round_)
-            self.waiting.setdefault(unit, deque()).append((step, of_key))
+        of_key = cut.cuts[key_id] = KeyCut(key.declared, round_, whole, len(records))
+        cut.waiting += len(records)
+        for record in records:
+            _rounds(record).barriers.append(round_)
+            self.waiting.setdefault(record, deque()).append((step, of_key))
 
-    def _copy(self, units: List[Unit]) -> List[KeyCut]:
+    def _copy(self, records: List[Record[Any]]) -> List[KeyCut]:
         copied = []
-        for unit in units:
-            waiting, ledger = self.waiting.get(unit), _ledger(unit)
-            while waiting and ledger.at_barrier:
+        for record in records:
+            waiting, rounds = self.waiting.get(record), _rounds(record)
+            while waiting and rounds.at_barrier:
                 step, of_key = waiting.popleft()
-                ledger.barriers.popleft()
+                rounds.barriers.popleft()
                 cut = self._reached[step]
                 cut.waiting -= 1
                 if not cut.is_dropped:
-                    of_key.copy(unit)
+                    of_key.copy(record)
                 copied.append(of_key)
                 if not waiting:
-                    del self.waiting[unit]
+                    del self.waiting[record]
         return copied
 
     def _forget(self) -> None:
@@ -160,11 +160,6 @@ class OwnCuts:
                 del self._reached[step]
 
 
-def _ledger(unit: Unit) -> OwnRounds:
-    assert isinstance(unit.ledger, OwnRounds)
-    return unit.ledger
-
-
-def _units(key: Key) -> List[Unit]:
-    """A key's; their slices have the job's first size."""
-    return list(key.units) if isinstance(key, RowsKey) else list(key.slices(INITIAL_ROUND))
+def _rounds(record: Record[Any]) -> OwnRounds[Any]:
+    assert isinstance(record.rounds, OwnRounds)
+    return record.rounds
