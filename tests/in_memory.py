@@ -497,8 +497,9 @@ class MemoryJob:
             if link.incoming:
                 yield (connection.receive,)
         for worker in self.workers:
-            if len(worker.data_plane.host_sums._queue):
-                yield (worker.data_plane.host_sums.work,)
+            sums = worker.data_plane.host_sums
+            if len(sums._queue) or (sums._finished is not None and not sums.needed):
+                yield (sums.work,)
             if worker.loop.calls:
                 yield (worker.loop.make_calls,)
         for server in self.servers:
