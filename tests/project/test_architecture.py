@@ -49,7 +49,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     # What a store hands over to a server is declared in `p3kv.server.optimizer`.
     "p3kv.store": GROUND
     | {"p3kv.checkpoints", "p3kv.codecs", "p3kv.consistency"}
-    | {"p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
+    | {"p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
     | {"p3kv.server.optimizer", "p3kv.server.outer"},
     "p3kv.frontends": GROUND
     | {"p3kv.wire.header", "p3kv.wire.messages", "p3kv.worker", "p3kv.store"}
