@@ -11,7 +11,6 @@ from p3kv.config import Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import JobOptimizers
-from p3kv.server.rows_consumer import RowsConsumer
 from p3kv.server.saving.parts_of_workers import PartsOfWorkers
 from p3kv.server.stragglers import Stalls
 from p3kv.server.workers import Workers
@@ -75,7 +74,7 @@ class Dispatcher(Handler):
         self._optimizers = optimizers
         self._stalls = Stalls(settings.warn_after_s, stall_timeout_s)
         self._parts_of_workers = PartsOfWorkers(workers)
-        rows = RowsConsumer(consumer)
+        rows = consumer.rows
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
         self._news: Dict[Tuple[int, int], Tuple[Header, memoryview]] = {}
         """By kind and round, what worker rank 0 has said last for all workers."""

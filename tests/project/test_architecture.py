@@ -157,7 +157,7 @@ BUDGETS = {
     "processes": (2400, 12),
     "report": (1350, 9),
     "scheduler": (2275, 9),
-    "server": (5425, 23),
+    "server": (5375, 22),
     "slicing": (625, 4),
     "tools": (4075, 22),
     "transport": (625, 4),

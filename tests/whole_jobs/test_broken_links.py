@@ -184,11 +184,13 @@ def test_results_are_right_whatever_links_end(
         moods, left = Moods(random), 40
         while True:
             events = list(job.events())
+            attempts = [a for one in job.workers for a in one.reconnecting._attempts.values()]
+            mended = [attempt.connection for attempt in attempts]
             broken = [
                 (worker, server)
                 for worker in job.workers
                 for server, connection in worker.servers.items()
-                if connection.ended and connection not in worker.reconnecting._attempts.values()
+                if connection.ended and connection not in mended
             ]
             if left and random.random() < 0.05:
                 left -= 1
