@@ -242,7 +242,7 @@ def test_the_sum_of_a_host_is_rounded_once_and_travels_once(
         job.finish()
         sent = sum(worker.data_plane.counts["bytes_sent"] for worker in job.workers) - before
         assert sent == count * columns * item_bytes  # rows that follow each other have no numbers
-        value = job.servers[0].consumer.engine.keys[0].value
+        value = job.servers[0].consumer.engine.keys[0].rows.value
         np.testing.assert_array_equal(value[:count], np.full((count, columns), total, dtype))
         assert not value[count:].any()
 

@@ -143,7 +143,9 @@ class ServerKey:
         return after.values()
 
     def forget(self) -> None:
-        """Nobody needs the key any more."""
+        """Nobody needs the key any more. Records and rounds refer to each other and are collected
+        late, so what is large goes now: values, and the optimizer with its states."""
+        self.plan.optimizer = None
         for records in self._records.values():
             for record in records.values():
                 record.forget()
