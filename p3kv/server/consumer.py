@@ -7,7 +7,7 @@ value to every worker that wants it (P3 section 4.2).
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Collection, Iterator, Optional, Union
+from typing import Any, Collection, Iterator, Optional
 
 import msgspec
 import numpy as np
@@ -23,6 +23,8 @@ from p3kv.server.engine import (
     Buffer,
     Command,
     Engine,
+    LateBytes,
+    Payload,
     Pull,
     Record,
     Round,
@@ -87,8 +89,6 @@ _MOST_WAITING_BYTES = 48 << 20
 class Received(msgspec.Struct):
     """A frame that waits until it is the most urgent."""
 
-    act: Callable[[Any], None]
-    """What handles it then, given this."""
     connection: Connection
     header: Any
     """A `QueuedHeader`."""
@@ -116,11 +116,11 @@ class _Value(Frame):
 class _LateValue(_Value):
     """One that is encoded for its worker alone, when it begins to leave."""
 
-    __slots__ = ("make",)
-    make: Callable[[], memoryview]
+    __slots__ = ("late",)
+    late: LateBytes
 
     def begin(self) -> memoryview:
-        return self.make()
+        return self.late.made()
 
 
 class _RowsFrame(Frame):
@@ -175,7 +175,15 @@ class Consumer:
         """For how long this server had worked when it began to handle frames."""
         self.tracer = tracer
         self._stopped = False
-        self.rows = RowsConsumer(self)
+        rows = self.rows = RowsConsumer(self)
+        self._handlers = {
+            Kind.PUSH: self._push,
+            Kind.PULL: self._pull,
+            Kind.ENDED: self._end,
+            Kind.PUSH_ROWS: rows.push,
+            Kind.PULL_ROWS: rows.ask,
+        }
+        """By kind, what handles a frame whose turn it is."""
 
     # What waits for its turn.
 
@@ -208,7 +216,7 @@ class Consumer:
             handled_bytes += HEADER_BYTES + header.payload_bytes
             self._waiting_bytes -= received.size_bytes
             try:
-                received.act(received)
+                self._handlers[header.kind](received)
             except ProtocolError as error:
                 workers.lose(received.connection, str(error))
             except NotFinite as error:
@@ -285,11 +293,11 @@ class Consumer:
         """Queues what ends a complete round, as if a worker's push had come."""
         record = waiting.record
         header = PushHeader(
-            Kind.PUSH, rank, payload_bytes=record.size_elems * record.plan.dtype.itemsize,
+            Kind.ENDED, rank, payload_bytes=record.size_elems * record.plan.dtype.itemsize,
             key=record.plan.key_id, round=waiting.number, step=waiting.step,
             priority=waiting.priority,
         )  # fmt: skip
-        self.add(Received(self._end, self._workers.connections[rank], header, record))
+        self.add(Received(self._workers.connections[rank], header, record))
 
     def _end(self, received: Received) -> None:
         assert received.record is not None
@@ -301,9 +309,7 @@ class Consumer:
         """Lands a slice in a buffer; ProtocolError for a push that can't be right."""
         key = self.engine.key_of_slices(header.key, header.rank)
         slice_, flags = key.slice_at(header.round, header.slice, header.rank), header.flags
-        received = Received(
-            self._push, connection, header, slice_, None, size_bytes=header.payload_bytes
-        )
+        received = Received(connection, header, slice_, None, size_bytes=header.payload_bytes)
         if flags & (IN_HOST_SUM | NO_GRADIENT) and flags & (CARRIES | NO_GRADIENT) != CARRIES:
             if header.payload_bytes:
                 instead = (
@@ -368,7 +374,7 @@ class Consumer:
 
     def take_pull(self, connection: Connection, header: PullHeader, _: None) -> None:
         """Queues a request for a key's value."""
-        self.add(Received(self._pull, connection, header))
+        self.add(Received(connection, header))
 
     def _pull(self, received: Received) -> None:
         header = received.header
@@ -481,14 +487,14 @@ class Consumer:
         urgent: int,
         header: SliceValueHeader,
         buffer: Buffer,
-        payload: Union[memoryview, Callable[[], memoryview]],
+        payload: Payload,
     ) -> None:
         """Queues a value as it travels, which the buffer has."""
         if isinstance(payload, memoryview):
             frame = _Value(urgent, header, payload)
         else:
             frame = late = _LateValue(urgent, header)
-            late.make = payload
+            late.late = payload
         frame.buffer = buffer
         buffer.sends += 1
         queued = traced(self.tracer, frame, rank) if self.tracer.enabled else frame
@@ -541,7 +547,7 @@ class RowsConsumer:
                     f"it sent {header.payload_bytes} bytes in {header.frames} frames for "
                     f"{key.name} without a gradient in round {header.round}"
                 )
-            return None, Received(self._push, connection, header, key)
+            return None, Received(connection, header, key)
         plan = key.plan
         dtype = plan.sum_dtype if carries else plan.dtype
         most_bytes = -1
@@ -553,7 +559,7 @@ class RowsConsumer:
         size_bytes = header.payload_bytes
         payload = memory(size_bytes)
         frame = RowsFrame(payload, dtype)
-        received = Received(self._push, connection, header, key, frame, size_bytes)
+        received = Received(connection, header, key, frame, size_bytes)
         if self._tracer.enabled:
             received.since_ns = now_ns()
         return payload, received
@@ -587,9 +593,10 @@ class RowsConsumer:
             named = len(words) // 2 if header.flags & header.KNOWN else len(words)
             check_numbers(words[:named], 0, key.rows)
         size_bytes = header.payload_bytes
-        self._consumer.add_push(Received(self._ask, connection, header, key, words, size_bytes))
+        self._consumer.add_push(Received(connection, header, key, words, size_bytes))
 
-    def _push(self, received: Received) -> None:
+    def push(self, received: Received) -> None:
+        """Handles rows whose turn it is."""
         header, rows = received.header, received.record
         assert isinstance(rows, ServerRows)
         start_ns = now_ns()
@@ -600,9 +607,10 @@ class RowsConsumer:
         if not self._consumer.queue.heap:
             rows.update_in_advance()
 
-    def _ask(self, received: Received) -> None:
-        """The payload: the rows that the worker names, perhaps with the rounds that it knows, or
-        the round since which it wants the rows that have changed."""
+    def ask(self, received: Received) -> None:
+        """Handles a request whose turn it is. The payload: the rows that the worker names, perhaps
+        with the rounds that it knows, or the round since which it wants the rows that have
+        changed."""
         header = received.header
         key = self._engine.key(header.key, header.rank)
         self._consumer.carry_out(self._engine.pull(key, header, received.payload))

@@ -6,6 +6,7 @@ import ctypes
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
@@ -594,16 +595,10 @@ class Snapshots:
 
     def _copy(self, push: Push) -> Push:
         value = np.empty(self._key.size_bytes, np.uint8)
-        gradient = source = None
+        done = partial(self._done, push.round, value)
+        travels = Push(self._key, push.round, push.step, None, value.ctypes.data, done)
         if push.has_gradient:
-            gradient = push.gradient().copy()
-            source = gradient.ctypes.data
-
-        def done(error: Optional[BaseException]) -> None:
-            self._done(push.round, value, error)
-            assert gradient is None or len(gradient)  # which is kept until now
-
-        travels = Push(self._key, push.round, push.step, source, value.ctypes.data, done)
+            travels.replace_source(push.gradient().copy())
         travels.priority, travels.exact, travels.ready_s = push.priority, push.exact, push.ready_s
         travels.after_pulls, travels.changes = push.after_pulls, push.changes
         travels.lacking, travels.own_step = push.lacking, push.own_step

@@ -4,7 +4,7 @@ from p3kv.server.engine.engine import Answer, Blame, Command, Engine, Pull, Send
 from p3kv.server.engine.keys import ServerKey
 from p3kv.server.engine.rounds import OwnRounds, Record, Round, Wait
 from p3kv.server.engine.rows import RowsFrame, SentRows, ServerRows
-from p3kv.server.engine.slices import BucketSlice, ServerSlice
+from p3kv.server.engine.slices import BucketSlice, LateBytes, Payload, ServerSlice
 from p3kv.server.engine.state import Buffer, ServerState
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "Buffer",
     "Command",
     "Engine",
+    "LateBytes",
     "OwnRounds",
+    "Payload",
     "Pull",
     "Record",
     "Round",

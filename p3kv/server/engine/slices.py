@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import accumulate
-from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from p3kv.codecs import Codec, Encoder, Part
+from p3kv.codecs import Encoder, Part
 from p3kv.codecs.zero_rows import ZeroRows
 from p3kv.common.finite import NotFinite, check_sum
 from p3kv.errors import ProtocolError
@@ -30,7 +29,27 @@ from p3kv.wire.header import (
 
 _BYTE = np.dtype(np.uint8)
 
-Payload = Union[memoryview, Callable[[], memoryview]]
+
+class LateBytes(NamedTuple):
+    """How a value travels to one worker alone; made when it begins to leave."""
+
+    encoder: Encoder
+    value: Buffer
+    part: Part
+    most_bytes: int
+    """How long it can be once it is encoded; 0: it travels as it is."""
+
+    def made(self) -> memoryview:
+        """The bytes, which the worker's encoder takes note of."""
+        array = self.value.array
+        if not self.most_bytes:
+            self.encoder.sent_as_it_is(array, self.part)
+            return self.value.bytes
+        out = memoryview(bytearray(self.most_bytes))
+        return out[: self.encoder.encode(array, self.part, out)]
+
+
+Payload = Union[memoryview, LateBytes]
 """Bytes that travel, or what makes them when they begin to leave."""
 
 
@@ -415,8 +434,12 @@ class ServerSlice(Record[SliceSum]):
             is_known = not exact and self._knows_last(rank)
             self._sent_in[rank] = self.round
             if is_known:
-                return value, partial(_encode, codec, encoder, value, part), ENCODED
-            return value, partial(_send_as_it_is, encoder, value, part), 0
+                return (
+                    value,
+                    LateBytes(encoder, value, part, codec.most_bytes(self.length)),
+                    ENCODED,
+                )
+            return value, LateBytes(encoder, value, part, 0), 0
         if exact or (codec.remembers and self.round == self._taken_over):
             return value, value.bytes, 0
         if self._wire is None:
@@ -571,13 +594,3 @@ class BucketSlice(ServerSlice):
             optimizer.export(declared, index)
         if known:
             optimizer.load(declared, self.index, State.joined(known))
-
-
-def _encode(codec: Codec, encoder: Encoder, value: Buffer, part: Part) -> memoryview:
-    out = memoryview(bytearray(codec.most_bytes(len(value.array))))
-    return out[: encoder.encode(value.array, part, out)]
-
-
-def _send_as_it_is(encoder: Encoder, value: Buffer, part: Part) -> memoryview:
-    encoder.sent_as_it_is(value.array, part)
-    return value.bytes
