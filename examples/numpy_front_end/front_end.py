@@ -154,12 +154,15 @@ class Trainer:
     def push(self, name: str, gradient: np.ndarray) -> None:
         """A gradient is ready, in any order: it leaves at once, while others are computed. Nobody
         may change it, or the weight, before `value(name)`."""
+        weight = self._weights[name]
+        if gradient.shape != weight.shape or gradient.dtype != weight.dtype:
+            raise ValueError(
+                f"the gradient of '{name}' is {gradient.dtype} of shape {gradient.shape}; give one "
+                f"like the weight, which is {weight.dtype} of shape {weight.shape}"
+            )
         if self._step is None:
             self._step = self._client.begin_step()
             self._step.__enter__()
-        weight = self._weights[name]
-        if gradient.shape != weight.shape or gradient.dtype != weight.dtype:
-            raise ValueError(f"the gradient of '{name}' is {gradient.dtype} {gradient.shape}")
         gradient = np.ascontiguousarray(gradient)
         done = self._coming[name] = Future()
         self._client.begin(
@@ -169,6 +172,8 @@ class Trainer:
 
     def step(self) -> None:
         """All gradients of this step are pushed."""
+        if self._step is None:
+            raise ValueError("step() was called before any gradient was pushed")
         self._step.__exit__(None, None, None)
         self._step = None
         self._client.end_step()

@@ -30,6 +30,13 @@ velocities = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items(
 weights = {name: np.array(first) for name, first in expected.items()}
 trainer = Trainer(weights, rate=float(RATE), momentum=float(MOMENTUM))
 assert trainer.resumed_steps == begun, trainer.resumed_steps
+for refused in (trainer.step, lambda: trainer.push("small", np.ones(4, np.float32))):
+    try:
+        refused()
+    except ValueError as error:
+        assert "before any gradient" in str(error) or "(3,)" in str(error), error
+    else:
+        raise AssertionError("it was not refused")
 for step in range(1, last + 1):
     rate = RATE if step < 3 else np.float32(0.05)
     by_rank = [gradients(step, rank) for rank in range(trainer.num_workers)]
