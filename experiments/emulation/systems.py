@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 _ROOT = Path(__file__).parent.parent.parent
 _HOROVOD = _ROOT / ".horovod" / "environment"
 _TORCH = _ROOT / ".torch"
+_TORCH_IS_HERE = importlib.util.find_spec("torch") is not None
 
 
 class System(NamedTuple):
@@ -59,14 +60,14 @@ class System(NamedTuple):
     def python(self) -> str:
         """What runs its processes."""
         if self.in_torch:
-            return str(_TORCH / "bin" / "python")
+            return sys.executable if _TORCH_IS_HERE else str(_TORCH / "bin" / "python")
         return str(_HOROVOD / "bin" / "python") if self.all_reduce else sys.executable
 
     @property
     def missing(self) -> Optional[str]:
         """A sentence that says what to do before the system can run here, or None when it can."""
         if self.in_torch:
-            if not (_TORCH / "installed-by-p3kv").exists():
+            if not _TORCH_IS_HERE and not (_TORCH / "installed-by-p3kv").exists():
                 return "PyTorch is not there yet: ./scripts/test installs it into .torch"
         elif self.all_reduce and not (_HOROVOD / "horovod-is-ready").exists():
             return "Horovod is not there yet: ./scripts/horovod builds it, once, in 4 to 8 minutes"

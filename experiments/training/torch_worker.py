@@ -56,7 +56,7 @@ class GPT(nn.Module):
         self.head.weight = self.characters.weight
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(text.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(text.shape[1], text.device)
         x = self.characters(text) + self.places
         for block in self.blocks:
             x = block(x, src_mask=mask, is_causal=True)
@@ -76,12 +76,15 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=1, help="backward passes of a step")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=BATCH, help="windows of text of a worker")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     data = source_text(CONTEXT, _ELEMS, _VALIDATION_ELEMS)
-    rank, model, optimizer = synchronised(GPT(options.width, options.blocks))
+    device = torch.device(options.device)
+    rank, model, optimizer = synchronised(GPT(options.width, options.blocks).to(device))
     script = _Script(options.loop, model, optimizer)
     random = np.random.RandomState(options.seed)
     losses: List[float] = []
@@ -92,7 +95,9 @@ def main() -> None:
         optimizer.zero_grad()
         of_passes = []
         for number in range(options.passes):
-            batches = random.choice(len(data.training), (options.workers, BATCH), replace=False)
+            batches = random.choice(
+                len(data.training), (options.workers, options.batch), replace=False
+            )
             mine = batches[rank : rank + options.joined].reshape(-1)
             with contextlib.nullcontext() if number + 1 == options.passes else script.no_sync():
                 loss = loss_of(model, data.training[mine], data.training_labels[mine])
@@ -112,6 +117,7 @@ def main() -> None:
         ends_s=ends_s,
         validation=validation,
         elems=sum(parameter.numel() for parameter in model.parameters()),
+        device_bytes=0 if device.type == "cpu" else torch.cuda.max_memory_allocated(device),
     )
     if _system.all_reduce:
         torch.distributed.barrier()
@@ -120,8 +126,9 @@ def main() -> None:
 
 def loss_of(model: nn.Module, text: np.ndarray, labels: np.ndarray) -> torch.Tensor:
     """Mean loss of the next characters, in nats."""
-    scores = model(torch.from_numpy(text).long())
-    return functional.cross_entropy(scores.flatten(0, 1), torch.from_numpy(labels).long().flatten())
+    device = next(model.parameters()).device
+    read, next_read = (torch.from_numpy(one).long().to(device) for one in (text, labels))
+    return functional.cross_entropy(model(read).flatten(0, 1), next_read.flatten())
 
 
 class _Script:

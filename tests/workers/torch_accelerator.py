@@ -38,6 +38,26 @@ class Net(torch.nn.Module):
         return self.last((x + self.seldom(x) if uses_all else x).to(self.last.weight.device))
 
 
+class Beside(Net):
+    """Of which a layer is computed on a stream of its own, as its gradient is."""
+
+    def __init__(self, device: torch.device, last: torch.device) -> None:
+        super().__init__(device, last)
+        self.beside = torch.nn.Linear(200, 200).to(device)
+
+    def forward(self, x: torch.Tensor, uses_all: bool) -> torch.Tensor:
+        x = torch.tanh(self.norm(self.images(x))).reshape(len(x), -1)
+        x = torch.tanh(self.wide(x)) + self.frozen
+        x = x + on_another_stream(self.beside, x)
+        return self.last((x + self.seldom(x) if uses_all else x).to(self.last.weight.device))
+
+
+class Compiled(Net):
+    def __init__(self, device: torch.device, last: torch.device) -> None:
+        super().__init__(device, device)
+        self.compile(dynamic=False)
+
+
 class Rows(torch.nn.Module):
     """With a table of which few rows travel."""
 
@@ -69,6 +89,39 @@ def by_rows(net: torch.nn.Module) -> List[torch.optim.Optimizer]:
     ]
 
 
+def on_another_stream(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What the layer makes of `x`, after much other work there."""
+    if x.device.type == "cpu":
+        return layer(x)
+    module = torch.get_device_module(x.device)
+    beside = module.Stream(x.device)
+    beside.wait_stream(module.current_stream(x.device))
+    with module.stream(beside):
+        y = Late.apply(layer(x))
+    module.current_stream(x.device).wait_stream(beside)
+    return y
+
+
+class Late(torch.autograd.Function):
+    """Of a result and of its gradient, that they are there long after they are asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * take_long(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * take_long(gradient)
+
+
+def take_long(x: torch.Tensor) -> torch.Tensor:
+    """1, computed for some milliseconds."""
+    square = torch.zeros(2000, 2000, device=x.device)
+    for _ in range(30):
+        square = square.mm(square)
+    return 1 + square[0, 0]
+
+
 class Case:
     def __init__(
         self,
@@ -94,6 +147,8 @@ CASES_BY_NAME = {
     "clipped": Case(momentum, clips=True, buffers="average"),
     "half": Case(adamw, dtype=torch.bfloat16, tolerance=3e-2, buffers="own"),
     "rows": Case(by_rows, net=Rows),
+    "streams": Case(adamw, net=Beside),
+    "compiled": Case(adamw, net=Compiled),
     "rule": Case(adamw, has_states=False, buffers="own"),
 }
 

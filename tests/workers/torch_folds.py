@@ -54,7 +54,7 @@ def fold(number: int) -> None:
 
 
 [server] = servers()
-for number in range(6):
+for number in range(9):
     fold(number)
     gc.collect()
     used = megabytes(os.getpid()), megabytes(server), threading.active_count()
