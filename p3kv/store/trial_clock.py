@@ -39,10 +39,10 @@ class TrialClock:
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
         self._steps = 0
-        self._times_s: List[float] = []
+        self._steps_ready: List[Any] = []
         self._cpu_s: List[float] = []
-        self._ready_s: Dict[Key, List[Tuple[int, float]]] = {}
-        """By key: in which steps its gradient was ready, and when."""
+        self._layers_ready: Dict[Key, List[Tuple[int, Any]]] = {}
+        """By key: in which steps its gradient was ready, and the moment."""
         self._numbers: Dict[Key, int] = {}
         self._size_bytes: Dict[Key, int] = {}
         self._sends_all = True
@@ -70,20 +70,24 @@ class TrialClock:
         """Whether the step has begun that ends the last measured one."""
         return self._steps >= self.trial.last_step
 
-    def step_ready(self) -> None:
-        """The gradient by which steps are timed is ready."""
-        self._times_s.append(time.monotonic())
+    def seconds(self, moment: Any) -> float:
+        """Seconds of the monotonic clock at a moment that the front end gave; asked in `tell`."""
+        return float(moment)
+
+    def step_ready(self, moment: Any = None) -> None:
+        """The gradient by which steps are timed is ready, now or at `moment`."""
+        self._steps_ready.append(time.monotonic() if moment is None else moment)
         self._cpu_s.append(time.process_time())
 
     def time_layer(self, key: Key, size_bytes: int) -> int:
         """Takes note of a key's size; returns the step for `layer_ready`."""
         self._size_bytes[key] = size_bytes
-        self._ready_s.setdefault(key, [])
+        self._layers_ready.setdefault(key, [])
         return self._steps
 
-    def layer_ready(self, key: Key, step: int) -> None:
-        """A key's gradient is ready in a step."""
-        self._ready_s[key].append((step, time.monotonic()))
+    def layer_ready(self, key: Key, step: int, moment: Any = None) -> None:
+        """A key's gradient is ready in a step, now or at `moment`."""
+        self._layers_ready[key].append((step, time.monotonic() if moment is None else moment))
 
     def tell(self) -> None:
         """Tells whoever runs the trial what was measured, once. All gradients must be ready."""
@@ -95,7 +99,7 @@ class TrialClock:
         worked_s = [link["worked_s"] for link in measured.get("links", {}).values()]
         tell(
             Report(
-                times_s=_from_first(self._times_s),
+                times_s=_from_first([self.seconds(one) for one in self._steps_ready]),
                 cpu_s=_from_first(self._cpu_s),
                 server_s=max(worked_s, default=0.0) / max(1, self._steps),
                 layers=self._layers(),
@@ -109,7 +113,11 @@ class TrialClock:
 
     def _layers(self) -> Tuple[LayerReady, ...]:
         begins_s: Dict[int, float] = {}
-        for times in self._ready_s.values():
+        ready_s = {
+            key: [(step, self.seconds(moment)) for step, moment in moments]
+            for key, moments in self._layers_ready.items()
+        }
+        for times in ready_s.values():
             for step, at_s in times:
                 begins_s[step] = min(begins_s.get(step, at_s), at_s)
         layers = [
@@ -118,7 +126,7 @@ class TrialClock:
                 self._size_bytes[key],
                 round(statistics.median(at_s - begins_s[step] for step, at_s in times), 6),
             )
-            for key, times in self._ready_s.items()
+            for key, times in ready_s.items()
             if times
         ]
         return tuple(sorted(layers, key=lambda layer: layer.ready_s))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.frontends.test_torch import job
@@ -51,6 +54,64 @@ def test_a_weight_that_the_script_writes_to_ends_the_job(kind: str) -> None:
     result = job("torch_accelerator.py", kind, "written", workers=1, servers=1)
     assert result.code != 0, result.output
     assert "the script has written to the weight 'wide.weight'" in result.output, result.output
+
+
+HEAVY = """
+import p3kv.torch
+import sys, time
+import torch
+from torch import nn
+
+kind = torch.accelerator.current_accelerator().type if sys.argv[1] == "any" else "cpu"
+module = torch.get_device_module(kind)
+
+
+class Heavy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        size = 600 if kind == "cpu" else 6000
+        self.square = torch.randn(size, size, device=kind)
+
+    def forward(self, x):
+        for _ in range(10):
+            self.square @ self.square
+        return self.layers(x)
+
+
+model = Heavy().to(kind)
+x = torch.randn(4, 8, device=kind)
+for _ in range(3):
+    module.synchronize()
+    began_s = time.monotonic()
+    model(x)
+    module.synchronize()
+with open(sys.argv[2], "a") as told:
+    print(time.monotonic() - began_s, file=told)
+optimizer = p3kv.torch.Optimizer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(100):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_compare_times_what_is_computed_and_not_when_it_is_asked_for(
+    kind: str, tmp_path: Path
+) -> None:
+    """A script that computes alone never waits for an accelerator."""
+    script = tmp_path / "train.py"
+    script.write_text(HEAVY)
+    told = tmp_path / "told"
+    result = run(
+        [str(PYTHON), "-m", "p3kv", "compare", "-s", "1", "--rounds", "1", "--steps",
+         "8", "--", str(PYTHON), str(script), kind, str(told)], environment(), 200,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    computes_s = min(map(float, told.read_text().split()))
+    number, unit = re.findall(r"^computing alone +(\S+) (m?s) ", result.output, re.M)[0]
+    step_s = float(number) * (0.001 if unit == "ms" else 1)
+    assert step_s > 0.5 * computes_s, result.output
 
 
 def test_servers_ask_no_accelerator_for_anything() -> None:

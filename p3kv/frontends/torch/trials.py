@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+import time
 from datetime import timedelta
 from typing import Any, Callable, Dict, Optional, Sequence
 
@@ -12,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from p3kv.config import Launch
 from p3kv.config.trials import ALONE, NATIVE, Trial
-from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.environment import talk_at
 from p3kv.frontends.torch.steps import evaluated, own_step
 from p3kv.store.trial_clock import TrialClock
@@ -24,7 +24,7 @@ _A_JOB = timedelta(days=1)
 
 class TorchTrial(TrialClock):
     """Times steps by when the first gradient of each is ready, and ends the script after the last
-    as by `sys.exit(0)`.
+    as by `sys.exit(0)`. On a GPU, events tell when gradients are computed.
 
     To be used from the script's thread. Make it before the hooks that send gradients.
     """
@@ -38,15 +38,13 @@ class TorchTrial(TrialClock):
         parameters: Sequence[torch.nn.Parameter],
         syncs: Callable[[], bool],
     ) -> None:
-        """`syncs()`: whether a backward pass belongs to no `no_sync`. Raises NotSupportedError for
-        parameters that are not on the CPU: the clock would time when work is begun, not done."""
-        away = next((one.device for one in parameters if one.device.type != "cpu"), None)
-        if away is not None:
-            raise NotSupportedError(
-                f"p3kv compare and p3kv tune time models on the CPU, and this one is on {away}: "
-                "time steps of your script yourself"
-            )
+        """`syncs()`: whether a backward pass belongs to no `no_sync`."""
         super().__init__(trial)
+        self._clocks = {
+            device: _DeviceClock(device)
+            for device in {one.device for one in parameters}
+            if device.type != "cpu"
+        }
         launch = Launch.from_environment()
         assert launch is not None
         self.place = launch.rank or 0, launch.num_workers
@@ -80,15 +78,46 @@ class TorchTrial(TrialClock):
     def _ready(self, parameter: torch.Tensor) -> None:
         if not self._syncs():
             return
+        clock = self._clocks.get(parameter.device)
+        moment = None if clock is None else (clock, clock.now())
         if self._is_between:
             self._is_between = False
             self.begin_step()
-            self.step_ready()
+            self.step_ready(moment)
         if self.trial.store == ALONE:
             key = self._keys[id(parameter)]
             if parameter.grad is not None and parameter.grad.is_sparse:
                 self.sends_less()
-            self.layer_ready(key, self.time_layer(key, parameter.nbytes))
+            self.layer_ready(key, self.time_layer(key, parameter.nbytes), moment)
+
+    def seconds(self, moment: Any) -> float:
+        if isinstance(moment, float):
+            return moment
+        clock, event = moment
+        at_s: float = clock.seconds(event)
+        return at_s
+
+
+class _DeviceClock:
+    """Tells when an accelerator has come to a place in what it computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._module = torch.get_device_module(device)
+        self._device = device
+        self._began = self.now()
+        self._began.synchronize()
+        self._began_s = time.monotonic()
+
+    def now(self) -> Any:
+        """An event after all that this thread has asked for on the device so far."""
+        event = self._module.Event(enable_timing=True)
+        event.record(self._module.current_stream(self._device))
+        return event
+
+    def seconds(self, event: Any) -> float:
+        """Seconds of the monotonic clock at an event; waits for it."""
+        event.synchronize()
+        return self._began_s + float(self._began.elapsed_time(event)) / 1000
 
 
 def _average_gradients(model: torch.nn.Module, syncs: Callable[[], bool], launch: Launch) -> None:
