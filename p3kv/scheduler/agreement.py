@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Dict, Optional, Tuple
+from functools import reduce
+from operator import add
+from typing import Dict, Optional, Tuple, Union
 
 from p3kv.common.combinations import Feature, has_effect
 from p3kv.consistency import make_consistency
@@ -33,6 +35,8 @@ _WORTH_A_CHANGE = 3
 _MISMEASURED = 1.4
 """A size changes only if it would also with a network this factor faster or slower than measured:
 else it could change again and again."""
+_LEAST_TOO_LARGE = 2**63
+"""An integer with so large an absolute value does not travel."""
 _MUCH_WAITING, _LITTLE_WAITING = 0.25, 0.1
 """Parts of a step. Where hosts are alike and each worker waits for more than the first, slices
 become large; where one waits for less than the second, the network's rate alone decides."""
@@ -57,6 +61,8 @@ class Agreement:
         """Whether slices are large."""
         self._flows_bytes_s: Dict[bytes, Tuple[float, ...]] = {}
         """By worker, what it sent to each server when all workers measured for the first time."""
+        self._numbers: Dict[bytes, Union[int, float]] = {}
+        """By worker, what those that wait at a barrier add to a sum."""
         self._lets_workers_leave = False
         self._sums_on_hosts = False
         self._topology: Optional[Topology] = None
@@ -158,8 +164,11 @@ class Agreement:
         return SliceSizes(slice_size_for(rate_bytes_s, self._num_servers))
 
     def barrier(self, node: Node, message: BarrierReached) -> Replies:
-        """Have a worker wait for all workers, which must do the same there."""
+        """Have a worker wait for all workers, which must do the same there, and sum the numbers
+        that they bring."""
         self._waits.enter(node, message.purpose, message.place)
+        if message.number is not None:
+            self._numbers[node.identity] = message.number
         for other in self._members.workers:
             if self._waits.purpose(other) not in (None, message.purpose):
                 raise JobFails.at(
@@ -207,14 +216,28 @@ class Agreement:
             self.check_nobody_is_missed()
             return []
         self._waits.passed()
-        return [(worker.identity, BarrierPassed()) for worker in awaited]
+        passed = BarrierPassed(self._total())
+        return [(worker.identity, passed) for worker in awaited]
+
+    def _total(self) -> Union[int, float, None]:
+        """The sum of the numbers that workers have brought, in the order of ranks."""
+        numbers, self._numbers = self._numbers, {}
+        workers = sorted(self._members.workers, key=lambda one: one.rank)
+        brought = [numbers[one.identity] for one in workers if one.identity in numbers]
+        if not brought:
+            return None
+        # The built-in sum rounds otherwise since Python 3.12.
+        total = reduce(add, brought)
+        return total if abs(total) < _LEAST_TOO_LARGE else float(total)
 
     def _needed_at_barrier(self, worker: Node) -> bool:
         """Whether others wait for a worker at a barrier even if it has left."""
         if not self._lets_workers_leave:
             return self._at_barrier
-        # Where a barrier has a purpose, workers do there what worker rank 0 has said.
-        return worker.rank == 0 and any(map(self._waits.purpose, self._members.workers))
+        # Where a barrier has a purpose, workers do there what worker rank 0 has said; but a sum is
+        # of those that are left.
+        others = any(map(self._waits.purpose, self._members.workers)) and not self._numbers
+        return worker.rank == 0 and others
 
     def starts_without(self, node: Node) -> bool:
         """Whether other workers have created their stores and wait for this worker's."""

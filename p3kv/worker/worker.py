@@ -12,7 +12,7 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set
+from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Union
 
 from p3kv.checkpoints import Place
 from p3kv.common.combinations import Feature, has_effect
@@ -351,6 +351,14 @@ class Worker:
         """
         self.check()
         self._control.request(BarrierReached(purpose, self.script.place()), BarrierPassed)
+
+    def sum(self, number: Union[int, float]) -> Union[int, float]:
+        """The sum of all workers' numbers, the same bits on all: a barrier at which each brings
+        one. Workers that have left add nothing. An int has 64 bits with its sign."""
+        self.check()
+        reached = BarrierReached("to sum a number", self.script.place(), number)
+        total: Union[int, float] = self._control.request(reached, BarrierPassed).total
+        return total
 
     def begin(self, transfer: Transfer) -> None:
         """Has the worker's thread begin a transfer; from any thread.

@@ -368,6 +368,22 @@ def test_a_barrier_that_one_has_left_for_ever_ends_the_job(bye_first: bool) -> N
     assert (failure.role, failure.rank) == ("worker", 1)
 
 
+@given(st.permutations([0, 1, 2]))
+def test_numbers_are_summed_in_the_order_of_ranks_in_whatever_order_they_come(
+    order: List[int],
+) -> None:
+    job = running(workers=3)
+    numbers = [0.1, 1e17, -1e17]  # 0.1 + 1e17 loses it, and 1e17 - 1e17 + 0.1 does not
+    replies: Replies = []
+    for rank in order:
+        replies = job.handle(worker(rank), BarrierReached("to sum", number=numbers[rank]))
+    passed = of(replies, BarrierPassed)
+    assert [passed[worker(rank)].total for rank in range(3)] == [0.0] * 3
+    for rank in order:
+        replies = job.handle(worker(rank), BarrierReached())
+    assert of(replies, BarrierPassed)[worker(0)].total is None
+
+
 # Out of turn.
 
 

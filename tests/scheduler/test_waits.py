@@ -221,6 +221,7 @@ def torch_job(case: str) -> JobResult:
     ("case", "call", "meanwhile"),
     [
         ("load", "to load optimizer states", "opt.wait()"),
+        ("sum", "to sum a number", "opt.wait()"),
         pytest.param(
             "clip",
             "to clip gradients by their norm",

@@ -297,6 +297,16 @@ def lenient(**job: object) -> ScheduledJob:
     return started
 
 
+def test_a_sum_is_of_those_that_are_left_also_without_worker_0() -> None:
+    job = lenient(slice_size=SLICE_SIZE)
+    assert job.handle(worker(0), Bye()) == []
+    assert job.handle(worker(1), BarrierReached("to sum", number=2)) == []
+    passed = of(job.handle(worker(2), BarrierReached("to sum", number=3)), BarrierPassed)
+    assert {identity: one.total for identity, one in passed.items()} == {
+        worker(1): 5, worker(2): 5,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("leaves_first", [False, True])
 def test_a_barrier_waits_for_those_that_are_left(leaves_first: bool) -> None:
     job = lenient(slice_size=SLICE_SIZE)

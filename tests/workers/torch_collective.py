@@ -38,6 +38,8 @@ if CASE == "second" and MINE:
     of = model()
     second = p3kv.torch.Optimizer(of, torch.optim.SGD(of.parameters()))  # alone
 step()
+if CASE == "sum" and MINE:
+    opt.sum(1)  # alone
 if CASE == "load" and MINE:
     opt.load_state_dict(opt.state_dict())  # alone
 step()

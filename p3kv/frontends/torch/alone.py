@@ -8,7 +8,7 @@ from typing import Any, Callable, NoReturn, Optional
 import torch
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.steps import Steps, own_step
+from p3kv.frontends.torch.steps import Number, Steps, own_step
 from p3kv.frontends.torch.trials import TorchTrial
 
 _log = logging.getLogger("p3kv")
@@ -35,6 +35,9 @@ class AloneSteps(Steps):
     def wait(self) -> None:
         pass
 
+    def sum(self, number: Number) -> Number:
+        return number if self._trial is None else self._trial.sum(number)
+
     def synchronize(self) -> None:
         pass
 
@@ -57,6 +60,9 @@ class CopiedSteps(AloneSteps):
         )
 
     def clip(self, max_norm: float) -> NoReturn:
+        self.step(None)
+
+    def sum(self, number: Number) -> NoReturn:
         self.step(None)
 
 

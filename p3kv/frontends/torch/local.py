@@ -12,7 +12,7 @@ from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.shared_model import SharedModel
-from p3kv.frontends.torch.steps import Steps, evaluated, own_step
+from p3kv.frontends.torch.steps import Number, Steps, evaluated, own_step
 from p3kv.frontends.torch.trained import copied, go_on
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
 from p3kv.store.client import Client
@@ -177,6 +177,9 @@ class LocalSteps(Steps):
                 _take_from_now_on(bucket)
         self.wait()
         self._shared.pull()
+
+    def sum(self, number: Number) -> Number:
+        return self._shared.worker.sum(number)
 
     def stop(self) -> None:
         self.settle()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type, Union
 
 import torch
 
@@ -14,7 +14,7 @@ from p3kv.frontends.torch.clipping import checked
 from p3kv.frontends.torch.local import LocalSteps
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
-from p3kv.frontends.torch.refusals import check_arguments
+from p3kv.frontends.torch.refusals import check_arguments, number_of
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.trials import TorchTrial
@@ -185,6 +185,17 @@ class Optimizer(torch.optim.Optimizer):
             yield
         finally:
             self._adds_up = before
+
+    def sum(self, number: Any) -> Union[int, float]:
+        """The sum of one number over all workers, such as a loss or a count of samples, the same
+        bits on all: numbers are added in the order of ranks. All workers call it, and it waits for
+        all of them. Of ints it is an int, unless it has more than 64 bits. Workers that have left
+        add nothing; a process alone has its own number.
+
+        `number` is an int of 64 bits at most, a float, or a tensor of one element, which is waited
+        for. Raises ConfigError for anything else.
+        """
+        return self._steps.sum(number_of("opt.sum() takes", number))
 
     @property
     def rank(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Mapping, NoReturn, Optional
+from typing import Any, Mapping, NoReturn, Optional, Union
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -22,6 +23,7 @@ from p3kv.store.trial_clock import check_rule_of_trial
 from p3kv.worker import this_process
 
 _log = logging.getLogger("p3kv")
+_LEAST_TOO_LARGE = 2**63
 _STEPS_UNTIL_SURE = 3
 """A script may make a step or two before it makes its optimizer, to warm up."""
 
@@ -163,6 +165,21 @@ def warn_of_replaced(model: torch.nn.Module, had: Mapping[str, torch.nn.Paramete
             "is not trained: change the model before the optimizers are made",
             some_of(gone),
         )
+
+
+def number_of(what: str, number: Any) -> Union[int, float]:
+    """A script's number as a plain one: of a tensor of one element, that. Raises ConfigError, which
+    begins with `what`, for anything that is none."""
+    plain = number
+    if (isinstance(number, torch.Tensor) and number.numel() == 1) or isinstance(number, np.generic):
+        plain = number.item()
+    if isinstance(plain, float):
+        return plain
+    if isinstance(plain, int) and abs(plain) < _LEAST_TOO_LARGE:
+        return int(plain)
+    raise ConfigError(
+        f"{what} an int of 64 bits, a float, or a tensor of one element, not {number!r}"
+    )
 
 
 def check_rule(rule: Consistency, chosen: str) -> None:

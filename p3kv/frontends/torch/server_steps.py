@@ -25,7 +25,7 @@ from p3kv.frontends.torch.optimizers.states import (
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
-from p3kv.frontends.torch.steps import Steps, evaluated
+from p3kv.frontends.torch.steps import Number, Steps, evaluated
 from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
 from p3kv.frontends.torch.values.written import copied, is_written
@@ -227,6 +227,9 @@ class ServerSteps(Steps):
     def synchronize(self) -> None:
         self.wait()
         self._shared.pull()
+
+    def sum(self, number: Number) -> Number:
+        return self._shared.worker.sum(number)
 
     def stop(self) -> None:
         self.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import torch
 
@@ -11,6 +11,8 @@ from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.optimizers.states import ServerStates
 from p3kv.frontends.torch.values.compiled import own_name
+
+Number = Union[int, float]
 
 
 class Steps(ABC):
@@ -53,6 +55,10 @@ class Steps(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Waits until all weights are there, and gives them the servers' own values."""
+
+    @abstractmethod
+    def sum(self, number: Number) -> Number:
+        """The sum of all workers' numbers."""
 
     def exchange(self) -> None:
         """Has all workers' weights, and the servers', be the mean of all workers'."""

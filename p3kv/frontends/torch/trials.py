@@ -6,7 +6,9 @@ import atexit
 import sys
 import time
 from datetime import timedelta
-from typing import Any, Callable, Dict, Optional, Sequence
+from functools import reduce
+from operator import add
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -14,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from p3kv.config import Launch
 from p3kv.config.trials import ALONE, NATIVE, Trial
 from p3kv.frontends.torch.environment import talk_at
-from p3kv.frontends.torch.steps import evaluated, own_step
+from p3kv.frontends.torch.steps import Number, evaluated, own_step
 from p3kv.store.trial_clock import TrialClock
 
 _LEFT, _ENDED = "left", "ended"
@@ -66,6 +68,15 @@ class TorchTrial(TrialClock):
         if self.trial.store == NATIVE:
             return own_step(optimizer, closure)
         return evaluated(closure)
+
+    def sum(self, number: Number) -> Number:
+        """The sum of all workers' numbers; a worker that computes alone has its own."""
+        if self.trial.store != NATIVE:
+            return number
+        numbers: List[Any] = [None] * self.place[1]
+        torch.distributed.all_gather_object(numbers, number)
+        total: Number = reduce(add, numbers)
+        return total
 
     def end_step(self, wait: Callable[[], None] = lambda: None) -> None:
         """Ends a step, and the script after the last one. `wait()` waits for all weights."""
