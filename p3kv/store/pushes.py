@@ -76,6 +76,9 @@ class Pushes(Generic[O]):
         self._owes_settings = False
         """Whether the servers hold rounds of workers' own until this store's next step begins."""
         self.clipping = ClippedSteps(own, refuse_part)
+        self.marks_steps = False
+        """Whether, without an optimizer, each step that the front end marks has a number of its
+        own. To be set by the front end."""
         self._says_steps = False
         """Whether the script says where steps are, and does not call the store itself."""
         self._begins = False
@@ -93,8 +96,9 @@ class Pushes(Generic[O]):
         if changes is not None and self._shares_numbers:
             assert self.optimizer is not None
             self.checks.lacks_gradient(key, self.optimizer)
-        is_new_step = self._begins
-        if self.optimizer is None or self.optimizer.counts_updates or not self._says_steps:
+        is_new_step, optimizer = self._begins, self.optimizer
+        marks = self.marks_steps if optimizer is None else not optimizer.counts_updates
+        if not (marks and self._says_steps):
             is_new_step = self._is_in_all_steps(key.key)
         self.check(key)
         if self._begins or (is_new_step and not self._says_steps):

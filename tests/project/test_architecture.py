@@ -153,7 +153,7 @@ BUDGETS = {
     "common": (1375, 13),
     "config": (1225, 7),
     "consistency": (515, 4),
-    "frontends/torch": (7100, 45),
+    "frontends/torch": (8100, 48),
     "processes": (2400, 12),
     "report": (1350, 9),
     "scheduler": (2300, 9),

@@ -8,13 +8,14 @@ from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type, Union
 import torch
 
 from p3kv import config
-from p3kv.errors import NotSupportedError
+from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import AloneSteps, CopiedSteps, warn_alone
+from p3kv.frontends.torch.averages import AverageSteps
 from p3kv.frontends.torch.clipping import checked
 from p3kv.frontends.torch.local import LocalSteps
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
-from p3kv.frontends.torch.refusals import check_arguments, number_of
+from p3kv.frontends.torch.refusals import WORKERS, check_arguments, number_of
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.trials import TorchTrial
@@ -65,9 +66,10 @@ class Optimizer(torch.optim.Optimizer):
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str] = None,
         consistency: Optional[str] = None,
+        updates: Optional[str] = None,
     ) -> Optimizer:
         """The script's optimizer, of a class that is this one, too."""
-        check_arguments(model, optimizer, buffers, consistency)
+        check_arguments(model, optimizer, buffers, consistency, updates)
         own_step = vars(optimizer).get("step")
         if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):
             raise NotSupportedError(
@@ -90,6 +92,7 @@ class Optimizer(torch.optim.Optimizer):
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str] = None,
         consistency: Optional[str] = None,
+        updates: Optional[str] = None,
     ) -> None:
         """Sends worker rank 0's parameters and buffers to all workers, and waits for them; all
         workers call it.
@@ -98,8 +101,12 @@ class Optimizer(torch.optim.Optimizer):
         each step all workers have worker 0's buffers of `model`, such as BatchNorm's statistics
         (`buffers="broadcast"`, the default), their mean (`"average"`, of numbers with a fraction),
         or each its own (`"own"`, the default by a consistency rule that lets workers go on without
-        each other). `consistency` chooses the rule by which these parameters are exchanged, as
-        P3KV_CONSISTENCY chooses that of the job's other optimizers: `"delayed:staleness=1"`.
+        each other). `updates`: who updates the weights. `"servers"` do it by the script's optimizer
+        while the next forward pass runs. Or `"workers"` do it, each by its own optimizer, whatever
+        it is: then every gradient is the mean of all workers' when `backward` returns, as with
+        DistributedDataParallel. `consistency` chooses the rule by which these parameters are
+        exchanged, as P3KV_CONSISTENCY chooses that of the job's other optimizers:
+        `"delayed:staleness=1"`.
 
         Raises ConfigError for arguments that are no model and its optimizer, and for a rule that
         there is not; NotSupportedError for a model in DistributedDataParallel or its like, for an
@@ -107,7 +114,7 @@ class Optimizer(torch.optim.Optimizer):
         travel.
         """
         try:
-            self._steps = self._made(model, buffers, consistency)
+            self._steps = self._made(model, buffers, consistency, updates)
         except BaseException:
             if "_steps" not in vars(self):
                 self.__class__ = class_of(self)
@@ -116,7 +123,11 @@ class Optimizer(torch.optim.Optimizer):
         self._patch_step_function()
 
     def _made(
-        self, model: torch.nn.Module, buffers: Optional[str], consistency: Optional[str]
+        self,
+        model: torch.nn.Module,
+        buffers: Optional[str],
+        consistency: Optional[str],
+        updates: Optional[str],
     ) -> Steps:
         trial = config.trial()
         if trial is not None:
@@ -134,9 +145,16 @@ class Optimizer(torch.optim.Optimizer):
         self._resumed_steps = 0 if own.resumed is None else own.resumed.steps
         if self._resumed_steps:  # a scheduler that the script takes through them comes after these
             self._opt_called = True
-        if own.rule.local is None:
-            return ServerSteps(client, model, self, buffers, self._syncs)
-        return LocalSteps(client, model, self, buffers)
+        if own.rule.local is not None:
+            if updates is not None:
+                raise ConfigError(
+                    f"updates={updates!r} with the consistency "
+                    f"'{consistency or client.worker.settings.consistency}', by which workers "
+                    "train by themselves: leave out updates=, or use another rule"
+                )
+            return LocalSteps(client, model, self, buffers)
+        kind = AverageSteps if updates == WORKERS else ServerSteps
+        return kind(client, model, self, buffers, self._syncs)
 
     @torch._disable_dynamo
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -206,6 +224,11 @@ class Optimizer(torch.optim.Optimizer):
     def num_workers(self) -> int:
         """How many workers train together; 1 where this process trains alone."""
         return self._place[1]
+
+    @property
+    def updates(self) -> str:
+        """Who updates the weights: "servers", or "workers", each by its own optimizer."""
+        return self._steps.updates
 
     @property
     def resumed_steps(self) -> int:

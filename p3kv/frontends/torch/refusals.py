@@ -27,6 +27,8 @@ _LEAST_TOO_LARGE = 2**63
 _STEPS_UNTIL_SURE = 3
 """A script may make a step or two before it makes its optimizer, to warm up."""
 
+WAYS = SERVERS, WORKERS = "servers", "workers"
+"""Who updates weights."""
 _AVERAGES = "averages gradients, as p3kv does"
 _DOES = {
     "DistributedDataParallel": _AVERAGES,
@@ -72,7 +74,11 @@ def watch_steps() -> None:
 
 
 def check_arguments(
-    model: Any, optimizer: Any, buffers: Optional[str], consistency: Optional[str]
+    model: Any,
+    optimizer: Any,
+    buffers: Optional[str],
+    consistency: Optional[str],
+    updates: Optional[str],
 ) -> None:
     """Raises ConfigError for arguments that are no model and its optimizer, and for names that
     there are not; NotSupportedError for a model that something else trains in parallel."""
@@ -107,6 +113,9 @@ def check_arguments(
     if buffers not in (None, *HOWS):
         meant = did_you_mean(str(buffers), HOWS)
         raise ConfigError(f"buffers={buffers!r}: use one of {', '.join(map(repr, HOWS))}{meant}")
+    if updates not in (None, *WAYS):
+        meant = did_you_mean(str(updates), WAYS)
+        raise ConfigError(f"updates={updates!r}: use one of {', '.join(map(repr, WAYS))}{meant}")
     if not this_process.joined():
         check_choices_alone(consistency)
     trial = config.trial()
@@ -201,9 +210,11 @@ def check_all_stay(settings: config.Settings, what: str) -> None:
         )
 
 
-def check_parameter(parameter: torch.nn.Parameter, name: str) -> None:
-    """Raises NotSupportedError for a parameter that can't travel."""
-    if parameter.dtype not in DTYPES:
+def check_parameter(parameter: torch.nn.Parameter, name: str, by_servers: bool = True) -> None:
+    """Raises NotSupportedError for a parameter that can't travel. `by_servers`: these update it,
+    which can't do so with complex numbers."""
+    dtype = parameter.dtype if by_servers else parameter.dtype.to_real()
+    if dtype not in DTYPES:
         raise NotSupportedError(
             f"the parameter '{name}' is {parameter.dtype}; p3kv.torch takes "
             f"{', '.join(DTYPES.values())}"

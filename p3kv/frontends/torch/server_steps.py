@@ -39,6 +39,8 @@ class ServerSteps(Steps):
     """Has each gradient leave when it is complete, and servers update the weights by the script's
     optimizer and the mean of all workers' gradients."""
 
+    updates = "servers"
+
     def __init__(
         self,
         client: Client[TorchScriptOptimizer],

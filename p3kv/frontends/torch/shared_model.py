@@ -60,10 +60,12 @@ class SharedModel:
         buffers: Optional[str],
         whole: bool,
         sparse: Mapping[int, str],
+        by_servers: bool = True,
     ) -> None:
         """Declares the parameters of `optimizer`. `buffers`: whose they are after each step, or
         None for the rule's default. `whole`: servers update whole tensors, and not slices.
-        `sparse`: by id, the names of parameters that travel by rows.
+        `sparse`: by id, the names of parameters that travel by rows. `by_servers`: these update the
+        parameters, or by `local` exchange them; else they average gradients.
 
         Raises NotSupportedError for what can't travel.
         """
@@ -73,7 +75,12 @@ class SharedModel:
         self._chosen = buffers is not None
         if self._how == AVERAGE:
             check_all_stay(worker.settings, "the mean of buffers")
-        self._uses = {"the optimizer": class_of(optimizer).__name__, "buffers=": self._how}
+        self._by_servers = by_servers
+        self._uses = {
+            "the optimizer": class_of(optimizer).__name__,
+            "buffers=": self._how,
+            "updates=": "servers" if by_servers else "workers",
+        }
         self.pushes, self.resuming = client.pushes, client.resuming
         self._devices = Devices(worker.abort)
         self.buckets = self._declared(model, optimizer, whole, sparse)
@@ -236,8 +243,10 @@ class SharedModel:
             if isinstance(parameter, TableWeight):
                 self._check_table(parameter, name, sparse)
             else:
-                check_parameter(parameter, name)
+                check_parameter(parameter, name, self._by_servers)
             group = groups[at] if joins and id(parameter) not in sparse else None
+            if not self._by_servers and group is not None:
+                group = None if parameter.is_complex() else 0
             found.append(Joinable(at, parameter, name, group))
         found.sort(key=lambda one: order.get(id(one.parameter), len(order)))
         joined = buckets_of(found, self.worker.slice_elems)
@@ -245,7 +254,7 @@ class SharedModel:
         buckets = [self._declared_bucket(one, whole, sparse) for one in joined]
         every = [weight for bucket in buckets for weight in bucket.weights]
         shared = Memory(weight.parameter for weight in every).shared
-        if shared is not None:
+        if shared is not None and self._by_servers:
             raise NotSupportedError(
                 f"the parameters '{every[shared[0]].name}' and '{every[shared[1]].name}' share "
                 "memory, and servers would train each by itself: give each its own by "
@@ -257,7 +266,10 @@ class SharedModel:
         self, joined: List[Joinable], whole: bool, sparse: Mapping[int, str]
     ) -> Bucket:
         at, parameter, name, _ = joined[0]
-        dtype, copies = DTYPES[parameter.dtype], self._devices.copies(parameter.device)
+        shape, copies = tuple(parameter.shape), self._devices.copies(parameter.device)
+        if parameter.is_complex():  # as its real and imaginary parts
+            shape = (*shape, 2)
+        dtype = DTYPES[parameter.dtype.to_real()]
         parameters = [(one.name, one.parameter) for one in joined]
         if len(joined) > 1:
             members = [Member(one.number, tuple(one.parameter.shape), one.name) for one in joined]
@@ -273,8 +285,8 @@ class SharedModel:
         elif by_rows:
             kind = RowsBucket
         key = self._own.declare(
-            at, tuple(parameter.shape), dtype, name, LAYOUT if by_rows else "dense", whole,
-            same_name=True, initial=initial,
+            at, shape, dtype, name, LAYOUT if by_rows else "dense", whole, same_name=True,
+            initial=initial,
         )  # fmt: skip
         return kind(key, parameters, copies)
 

@@ -22,6 +22,9 @@ class Steps(ABC):
     Belongs to the script's thread.
     """
 
+    updates = "workers"
+    """Who updates the weights."""
+
     def __init__(self, model: Optional[torch.nn.Module], optimizer: torch.optim.Optimizer) -> None:
         """`optimizer` is the script's; `model` names its parameters."""
         self._model = model

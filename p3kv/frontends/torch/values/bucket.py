@@ -318,20 +318,27 @@ class Bucket(Arriving):
             assert self._sent is not None
             gradient = self._sent.gradient.detach()
             return Gathered(gradient.coalesce() if gradient.is_sparse else gradient)
+        return self.joined(
+            [None if one.leaving is None else one.leaving.gradient for one in self.weights]
+        )
+
+    def joined(self, gradients: Sequence[Optional[torch.Tensor]]) -> Gathered:
+        """A copy of the gradients of several parameters, with zeros where there is none, in memory
+        that is given back by `spare`."""
         memory = self._spare.pop() if self._spare else None
         if memory is None:
             first = self.weights[0]
             flat = torch.empty((self.key.size_elems,), dtype=first.dtype, device=first.device)
             memory = Gathered(flat, self._parts(flat))
-        parts, gradients = [], []
-        for weight, part in zip(self.weights, memory.parts):
-            if weight.leaving is None:
+        parts, sources = [], []
+        for gradient, part in zip(gradients, memory.parts):
+            if gradient is None:
                 part.zero_()
             else:
                 parts.append(part)
-                gradients.append(weight.leaving.gradient)
+                sources.append(gradient)
         with torch.no_grad():  # they may have a graph of their own
-            torch._foreach_copy_(parts, gradients)
+            torch._foreach_copy_(parts, sources)
         return memory
 
     def leaves_itself(self) -> None:

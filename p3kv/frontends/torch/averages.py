@@ -1,0 +1,425 @@
+"""Steps that each worker makes by the script's own optimizer: servers average gradients."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from weakref import WeakSet
+
+import torch
+
+from p3kv.common.combinations import Feature
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.hooks import Hooks
+from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
+from p3kv.frontends.torch.refusals import check_all_stay
+from p3kv.frontends.torch.script_marks import waited
+from p3kv.frontends.torch.shared_model import SharedModel
+from p3kv.frontends.torch.steps import Number, Steps, own_step
+from p3kv.frontends.torch.values.bucket import Bucket, Gathered, Weight
+from p3kv.store.client import Client
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.worker.stores import WorkerStore
+from p3kv.worker.transfers import Push, features_of
+from p3kv.worker.worker import Worker
+
+_AGAIN = 1 << 16
+"""What a worker adds to a parameter's number in `Gradients`, beside 1 if it lacks its gradient."""
+
+
+class AverageSteps(Steps):
+    """Makes steps by the script's own optimizer, on each worker alike. When a backward pass ends
+    outside of `no_sync`, every gradient is the mean of all workers', as with
+    DistributedDataParallel (Li et al., VLDB 2020): whatever the script then does to gradients, or
+    its optimizer to weights, comes out as there.
+
+    Each gradient leaves as soon as it is complete. The pass ends when all means are there.
+    """
+
+    def __init__(
+        self,
+        client: Client[TorchScriptOptimizer],
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        buffers: Optional[str],
+        syncs: Callable[[], bool],
+    ) -> None:
+        """`buffers` as in `SharedModel`; `syncs()`: whether a backward pass belongs to no
+        `no_sync`.
+
+        Raises NotSupportedError for a parameter or a buffer that can't be shared, and for settings
+        by which sums would not be those of all workers' gradients.
+        """
+        super().__init__(model, optimizer)
+        own = client.own
+        self._syncs = syncs
+        what = "p3kv.torch.Optimizer(..., updates='workers')"
+        own.combine({Feature.NO_OPTIMIZER}, what)
+        check_all_stay(client.worker.settings, "the mean of gradients")
+        client.pushes.marks_steps = True
+        shared = self._shared = SharedModel(
+            client, model, optimizer, buffers, whole=False, sparse={}, by_servers=False
+        )
+        for bucket in shared.buckets:
+            if Feature.REMEMBERS_VALUES in features_of(bucket.key.declared, own.rule):
+                codec = bucket.key.declared.codecs.values
+                raise NotSupportedError(
+                    f"{what}: the codec {codec} sends by how much a value has changed, and "
+                    "means of gradients are new in each step: use another P3KV_VALUE_CODEC "
+                    "(float16)"
+                )
+        self.number = own.number
+        """In the order in which each worker makes its optimizers."""
+        self._pass = Pass(client, shared)
+        self._hooks = Hooks(shared.buckets, self._ready)
+        shared.begin(self)
+        self._pass.begin_first()
+        self._hooks.add()
+        _finish_after_backward()
+        _every.add(self)
+
+    def _ready(self, parameter: torch.Tensor) -> None:
+        """A gradient is complete: torch's hook, in the thread that runs `backward`."""
+        if not self._syncs():
+            return
+        if self._pass.ready(parameter) and not _open_calls:
+            # Something else than torch.autograd.backward has called torch's engine.
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+
+    def finish(self) -> None:
+        """Ends a backward pass, if one has begun: waits for all means, which are the gradients
+        then."""
+        if self._pass.is_open:
+            self._shared.check()
+            self._pass.finish()
+
+    def step(self, closure: Optional[Callable[[], Any]]) -> Any:
+        self._shared.check()
+        self.finish()  # what the script has caught an error of
+        returned = own_step(self._optimizer, closure)
+        self._hooks.add()
+        self._shared.push_buffers()
+        return returned
+
+    def wait(self) -> None:
+        self._shared.wait()
+
+    def synchronize(self) -> None:
+        """All workers have the same weights anyway, which servers do not have."""
+        self.wait()
+
+    def sum(self, number: Number) -> Number:
+        return self._shared.worker.sum(number)
+
+    def stop(self) -> None:
+        self.wait()
+        _every.discard(self)
+        self._hooks.remove()
+        self._shared.stop()
+
+    @property
+    def takes_scaled_gradients(self) -> bool:
+        """As the optimizer's own: most have the scaler unscale the means before `step`."""
+        return bool(vars(self._optimizer).get("_step_supports_amp_scaling"))
+
+
+class Pass:
+    """A backward pass: sums of all workers' gradients are under way.
+
+    All workers make the same passes. Each pushes every bucket once in a pass, with its gradients as
+    they are then, or says that it has none. A gradient that changes after it has left, as where a
+    reentrant checkpoint brings it in parts, is pushed once more by all. Buckets of which no worker
+    had a gradient in the last pass are left out, until one has. `ready` is called in threads that
+    run `backward`, `finish` in the script's.
+    """
+
+    def __init__(self, client: Client[TorchScriptOptimizer], shared: SharedModel) -> None:
+        self._own = client.own
+        self._worker = client.worker
+        self._pushes = client.pushes
+        self._buckets = shared.buckets
+        self._workers = client.num_workers
+        self._of: Dict[int, Tuple[Bucket, Weight]] = {
+            id(weight.parameter): (bucket, weight)
+            for bucket in shared.buckets
+            for weight in bucket.weights
+        }
+        """By the parameter's id."""
+        self._gradients = Gradients(client.worker, client.own, shared.every)
+        self._pushing = threading.RLock()
+        """Held while a push is counted and begins: `backward` has a thread for each device."""
+        self.is_open = False
+        """Whether gradients of the pass have come, and it has not ended."""
+        self._came: Set[int] = set()
+        """By the parameters' ids: whose gradients have come in this pass."""
+        self._pushed: List[Bucket] = []
+        """In the order in which they have left in this pass."""
+        self._again: Set[int] = set()
+        """By the buckets' ids: of which a gradient has changed after it had left."""
+        self._held: Set[int] = set()
+        """By the buckets' ids: which leave when `backward` has ended, since that has happened."""
+        self._asleep: Set[int] = set()
+        """By the buckets' ids: of which no worker had a gradient in the last pass."""
+
+    def begin_first(self) -> None:
+        """All have their initial values."""
+        self._gradients.declare()
+
+    def ready(self, parameter: torch.Tensor) -> bool:
+        """A parameter's gradient is complete, as far as torch knows; returns whether the pass
+        begins with it."""
+        bucket, _ = self._of[id(parameter)]
+        with self._pushing:
+            begins = not self.is_open
+            if begins:
+                self.is_open = True
+                self._pushes.one_step()
+            self._came.add(id(parameter))
+            if bucket.pushed:
+                self._again.add(id(bucket))
+            elif id(bucket) not in self._held and all(
+                id(one.parameter) in self._came or not one.parameter.requires_grad
+                for one in bucket.weights
+            ):
+                self._push(bucket)
+            return begins
+
+    def finish(self) -> None:
+        """Has all gradients leave that have not, and waits until each is the mean of all workers';
+        zeros of those that lack it. One that no worker has stays None."""
+        with self._pushing, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            for bucket in self._buckets:
+                if not bucket.pushed and (id(bucket) not in self._asleep or _has_any(bucket)):
+                    self._push(bucket)
+            lacking, again = self._gradients.heard(self._pushes.step, self._again_of)
+            for bucket in self._buckets:
+                is_lacked = all(id(one.parameter) in lacking for one in bucket.weights)
+                if not bucket.pushed and not is_lacked:
+                    self._push(bucket)
+                if id(bucket) in self._asleep and not is_lacked:
+                    self._asleep.discard(id(bucket))
+                elif is_lacked and bucket is not self._buckets[0]:  # a pass has a push
+                    self._asleep.add(id(bucket))
+                if any(id(one.parameter) in again for one in bucket.weights):
+                    _await(bucket)
+                    self._check_sent_twice(bucket)
+                    self._held.add(id(bucket))
+                    self._push(bucket)
+            for bucket in self._pushed:
+                _await(bucket)
+                having = [one for one in bucket.weights if id(one.parameter) not in lacking]
+                if having:
+                    self._write(bucket, having)
+            for bucket in self._pushed:
+                bucket.pushed = False
+            self._pushed, self.is_open = [], False
+            self._came.clear()
+            self._again.clear()
+
+    def _again_of(self, weight: Weight) -> bool:
+        return id(self._of[id(weight.parameter)][0]) in self._again
+
+    def _check_sent_twice(self, bucket: Bucket) -> None:
+        declared = bucket.key.declared
+        if Feature.REMEMBERING in features_of(declared, self._own.rule):
+            raise NotSupportedError(
+                f"the gradient of {bucket.key.called} came in parts, as by a reentrant checkpoint, "
+                f"and the codec {declared.codecs.gradients} remembers what it has sent of the first: give "
+                "use_reentrant=False, or use another codec (float16)"
+            )
+
+    def _push(self, bucket: Bucket) -> None:
+        """Sends the gradients of a bucket as they are, or says that this worker has none."""
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            gathered = self._gathered(bucket)
+        if not bucket.pushed:
+            bucket.pushed = True
+            self._pushed.append(bucket)
+        key = bucket.key
+        round_, step = self._pushes.next(key)
+        pulls, own_step = key.pulls, key.own_step
+        bucket.begin()
+
+        def begin(source: Optional[torch.Tensor]) -> None:
+            source_at = None if source is None else source.data_ptr()
+            done = partial(_arrived, bucket, source, gathered)
+            push = Push(key, round_, step, source_at, bucket.staging.data_ptr(), done)
+            push.after_pulls, push.own_step = pulls, own_step
+            push.changes = Future() if source is None else None
+            self._worker.begin(push)
+
+        bucket.copies.to_host(None if gathered is None else gathered.flat, begin)
+
+    def _gathered(self, bucket: Bucket) -> Optional[Gathered]:
+        """The gradients of a bucket as they travel; None where there is none."""
+        gradients: List[Optional[torch.Tensor]] = []
+        for weight in bucket.weights:
+            gradient = weight.parameter.grad
+            if gradient is not None:
+                weight.check_gradient(gradient)
+                gradient = gradient.detach()
+            gradients.append(gradient)
+        if all(one is None for one in gradients):
+            return None
+        divides = _overflows(bucket)
+        if not bucket.is_alone:
+            gathered = bucket.joined(gradients)
+            if divides:
+                gathered.flat.div_(self._workers)
+            return gathered
+        (gradient,) = gradients
+        assert gradient is not None
+        if gradient.is_complex():
+            gradient = torch.view_as_real(gradient.resolve_conj())
+        return Gathered(gradient / self._workers if divides else gradient)
+
+    def _write(self, bucket: Bucket, having: Sequence[Weight]) -> None:
+        """Makes the means, whose sums are there, the gradients of some parameters of a bucket."""
+        workers = 1 if _overflows(bucket) else self._workers
+        pairs = []
+        for weight in having:
+            if weight.parameter.grad is None:
+                weight.parameter.grad = torch.empty_like(weight.parameter)
+            pairs.append((weight.parameter.grad.detach(), weight.staging))
+
+        def write() -> None:
+            for gradient, total in pairs:
+                if gradient.device == total.device:
+                    torch.div(total, workers, out=gradient)
+                else:
+                    gradient.copy_(total, non_blocking=True).div_(workers)
+
+        bucket.copies.arm()
+        bucket.copies.write(write)
+        bucket.copies.reach_reader()
+
+
+class Gradients:
+    """Which parameters have gradients: all workers say it in each pass, by one small key for all of
+    them. Who lacks none sends no number. Belongs to whoever holds the lock of the pass."""
+
+    def __init__(self, worker: Worker, own: WorkerStore, every: Sequence[Weight]) -> None:
+        self._worker = worker
+        self._own = own
+        self._every = every
+        self._said = torch.zeros(len(every), dtype=torch.int32, device="cpu")
+        self._heard = torch.zeros_like(self._said)
+        self._there = threading.Event()
+        self._error: Optional[BaseException] = None
+
+    def declare(self) -> None:
+        """Makes the key known to the job; all workers call it."""
+        self._key = self._own.declare(
+            "who lacks gradients", (len(self._every),), "int32",
+            "how many workers lack a gradient of each parameter", beside=True,
+        )  # fmt: skip
+        if self._worker.rank == 0:
+            said_at = self._said.data_ptr()
+            self._worker.begin(Push(self._key, INITIAL_ROUND, 0, said_at, None, _ignore))
+
+    def heard(self, step: int, again: Callable[[Weight], bool]) -> Tuple[Set[int], Set[int]]:
+        """Says which gradients this worker lacks, and which have changed after they had left;
+        returns, by the parameters' ids, which all workers lack, and which have changed on any.
+        Waits for all workers."""
+        numbers = [(one.parameter.grad is None) + _AGAIN * again(one) for one in self._every]
+        key, says = self._key, any(numbers)
+        self._said = torch.tensor(numbers, dtype=torch.int32, device="cpu")
+        key.round += 1
+        self._own.count_push(step)
+        self._there.clear()
+        changes: Optional[Future[bool]] = None if says else Future()
+        source_at = self._said.data_ptr() if says else None
+        push = Push(key, key.round, step, source_at, self._heard.data_ptr(), self._arrived)
+        push.after_pulls, push.changes = key.pulls, changes
+        self._worker.begin(push)
+        waited(self._there.wait)
+        if self._error is not None:
+            raise self._error
+        if changes is not None and not changes.result():
+            return set(), set()
+        heard = [
+            (id(one.parameter), number) for one, number in zip(self._every, self._heard.tolist())
+        ]
+        workers = self._worker.num_workers
+        return (
+            {at for at, number in heard if number % _AGAIN == workers},
+            {at for at, number in heard if number >= _AGAIN},
+        )
+
+    def _arrived(self, error: Optional[BaseException]) -> None:
+        """Called in the worker's thread."""
+        self._error = error
+        self._there.set()
+
+
+def _has_any(bucket: Bucket) -> bool:
+    return any(one.parameter.grad is not None for one in bucket.weights)
+
+
+def _overflows(bucket: Bucket) -> bool:
+    """Whether a sum may be too large for the dtype, where the mean is not."""
+    return bucket.weights[0].dtype is torch.float16
+
+
+def _await(bucket: Bucket) -> None:
+    """Waits for the sum of a round. Raises the job's failure."""
+    bucket.await_value()
+    if bucket.error is not None:
+        raise bucket.error
+
+
+def _arrived(
+    bucket: Bucket,
+    source: Optional[torch.Tensor],
+    gathered: Optional[Gathered],
+    error: Optional[BaseException],
+) -> None:
+    """Called in the worker's thread; `source` stays until then."""
+    if gathered is not None:
+        bucket.spare(gathered)
+    bucket.arrived(error)
+
+
+def _ignore(error: Optional[BaseException]) -> None:
+    """An initial value has left, or the job has failed, which others say."""
+
+
+_every: WeakSet[AverageSteps] = WeakSet()
+"""All of this process."""
+_open_calls = 0
+"""How many calls of torch.autograd.backward there are, without those inside one."""
+_calling = threading.Lock()
+
+
+@functools.lru_cache(maxsize=None)
+def _finish_after_backward() -> None:
+    """Has passes end when torch.autograd.backward ends, which Tensor.backward calls. torch's engine
+    has callbacks for the end of a pass, but those of a pass inside a pass, as reentrant checkpoints
+    make one, come too early, and nothing tells such a pass.
+
+    Where `backward` raises, the pass stays open: the script's next one goes on with it.
+    """
+    backward = torch.autograd.backward
+
+    @functools.wraps(backward)
+    def call_and_finish(*arguments: Any, **more: Any) -> Any:
+        global _open_calls
+        if torch._C._current_graph_task_id() != -1:
+            return backward(*arguments, **more)
+        with _calling:
+            _open_calls += 1
+        try:
+            result = backward(*arguments, **more)
+        finally:
+            with _calling:
+                _open_calls -= 1
+                is_last = not _open_calls
+        if is_last:
+            for steps in sorted(_every, key=lambda one: one.number):  # alike on all workers
+                steps.finish()
+        return result
+
+    torch.autograd.backward = call_and_finish

@@ -1,0 +1,34 @@
+"""p3kv.torch with `updates="workers"` in real jobs: servers average gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.frontends.test_torch import job
+from tests.torch_environment import NEEDS_TORCH
+
+pytestmark = NEEDS_TORCH
+
+
+def right(*names: str, **settings: Any) -> None:
+    result = job("torch_averages.py", *names, P3KV_SLICE_SIZE=400, **settings)
+    assert result.code == 0, result.output
+    for name in names:
+        assert result.output.count(f"right: {name}") == 2, result.output
+
+
+def test_any_optimizer_steps_by_the_means_of_gradients_bit_for_bit_as_in_one_process() -> None:
+    right("optimizers", "lbfgs")
+
+
+def test_each_pass_has_the_means_whatever_the_script_does_with_them() -> None:
+    """Several passes for a step, clipping, two optimizers, a pass that has raised."""
+    right("passes", "two_optimizers", "caught")
+
+
+def test_a_scaler_skips_alike_on_all_workers() -> None:
+    right("scaler")
+
+
+def test_complex_parameters_gradients_in_parts_and_large_halves() -> None:
+    right("models", "large_halves")

@@ -1,0 +1,333 @@
+"""Trains with p3kv.torch by means of gradients (`updates="workers"`), and compares, bit for bit,
+with a process that has all workers' gradients. Arguments: names of functions to run."""
+
+import p3kv.torch  # noqa: I001
+import os
+import sys
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+Loss = Callable[[torch.nn.Module, int], torch.Tensor]
+"""Of a model, and of a worker's rank."""
+
+
+class Sign(torch.optim.Optimizer):
+    """An optimizer of the script's own."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                if one.grad is not None:
+                    sums = self.state[one].setdefault("sum", torch.zeros_like(one))
+                    sums.mul_(0.9).add_(one.grad)
+                    one.sub_(torch.sign(sums), alpha=group["lr"])
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(6, 300)  # of which the weight travels in slices
+        self.second = torch.nn.Linear(300, 4)
+        self.seldom = torch.nn.Linear(4, 4)
+        self.never = torch.nn.Linear(4, 4)
+        self.frozen = torch.nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor, uses_seldom: bool = True) -> torch.Tensor:
+        x = self.frozen(self.second(torch.tanh(self.first(x))))
+        return self.seldom(x) if uses_seldom else x
+
+
+def data(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(5, 6, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def loss_at(step: int, uses_seldom: Callable[[int], bool] = lambda rank: True) -> Loss:
+    return lambda net, rank: (net(data(step, rank), uses_seldom(rank)) ** 2).mean()
+
+
+class Alone:
+    """All workers' gradients in one process, as DistributedDataParallel has them."""
+
+    def __init__(self, net: torch.nn.Module, workers: int) -> None:
+        self.net, self.workers = net, workers
+        self.parameters = [one for one in net.parameters() if one.requires_grad]
+        self.none()
+
+    def none(self) -> None:
+        """As zero_grad."""
+        self.grads: List[List[Optional[torch.Tensor]]] = [
+            [None] * len(self.parameters) for _ in range(self.workers)
+        ]
+
+    def backward(self, loss: Loss, synced: bool = True) -> None:
+        for rank, grads in enumerate(self.grads):
+            found = torch.autograd.grad(loss(self.net, rank), self.parameters, allow_unused=True)
+            for at, one in enumerate(found):
+                before = grads[at]
+                grads[at] = one if before is None else before if one is None else before + one
+        if synced:
+            for at, parameter in enumerate(self.parameters):
+                theirs = [grads[at] for grads in self.grads]
+                if any(one is not None for one in theirs):
+                    total = torch.zeros_like(parameter)
+                    for one in theirs:
+                        total += 0 if one is None else one
+                    for grads in self.grads:
+                        grads[at] = total / self.workers
+        for parameter, one in zip(self.parameters, self.grads[0]):
+            parameter.grad = one
+
+
+class Pair:
+    """A model that all workers train, and its twin in this process alone."""
+
+    def __init__(
+        self, made: Callable[[Any], torch.optim.Optimizer], net: Callable[[], Any] = Net
+    ) -> None:
+        torch.manual_seed(3)
+        self.twin = net()
+        torch.manual_seed(3 if os.environ.get("DMLC_WORKER_ID", "0") == "0" else 99)
+        self.net = net()
+        self.optimizer = p3kv.torch.Optimizer(
+            self.net, made(self.net.parameters()), updates="workers"
+        )
+        assert self.optimizer.updates == "workers"
+        self.alone = Alone(self.twin, self.optimizer.num_workers)
+        self.its = made(self.twin.parameters())
+
+    def none(self) -> None:
+        self.optimizer.zero_grad()
+        self.alone.none()
+
+    def backward(self, loss: Loss, synced: bool = True) -> None:
+        if synced:
+            loss(self.net, self.optimizer.rank).backward()
+        else:
+            with self.optimizer.no_sync():
+                loss(self.net, self.optimizer.rank).backward()
+        self.alone.backward(loss, synced)
+        if synced:
+            self.same_gradients()
+
+    def both(self, change: Callable[[torch.nn.Module], None]) -> None:
+        for net in (self.net, self.twin):
+            change(net)
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.its.step()
+        for (name, one), other in zip(self.net.named_parameters(), self.twin.parameters()):
+            assert torch.equal(one, other), (name, (one - other).abs().max())
+
+    def same_gradients(self) -> None:
+        for (name, one), other in zip(self.net.named_parameters(), self.twin.parameters()):
+            if one.grad is None or other.grad is None:
+                assert one.grad is other.grad, (name, one.grad, other.grad)
+            else:
+                assert torch.equal(one.grad, other.grad), name
+
+
+OPTIMIZERS: Dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda every: torch.optim.SGD(every, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "AdamW": lambda every: torch.optim.AdamW(every, lr=0.01),
+    "fused": lambda every: torch.optim.Adam(every, lr=0.01, fused=True),
+    "Sign": lambda every: Sign(every, lr=0.01),
+}
+
+
+def optimizers() -> None:
+    for made in OPTIMIZERS.values():
+        pair = Pair(made)
+        for step in range(6):
+            pair.none()
+            pair.backward(loss_at(step, lambda rank, step=step: step % 3 == 0 or step % 3 > rank))
+            pair.step()
+
+
+def lbfgs() -> None:
+    pair = Pair(lambda every: torch.optim.LBFGS(every, lr=0.1, max_iter=3, tolerance_change=0.0))
+    for step in range(3):
+        loss = loss_at(step)
+
+        def closure(loss: Loss = loss) -> torch.Tensor:
+            pair.optimizer.zero_grad()
+            found = loss(pair.net, pair.optimizer.rank)
+            found.backward()
+            return found
+
+        def alone(loss: Loss = loss) -> torch.Tensor:
+            pair.alone.none()
+            pair.alone.backward(loss)
+            return loss(pair.twin, pair.optimizer.rank)
+
+        pair.optimizer.step(closure)
+        pair.its.step(alone)
+        for one, other in zip(pair.net.parameters(), pair.twin.parameters()):
+            assert torch.equal(one, other)
+
+
+def passes() -> None:
+    """Several passes for a step, synced or not, and gradients that the script changes."""
+    pair = Pair(OPTIMIZERS["SGD"])
+    for step in range(6):
+        pair.none()
+        pair.backward(loss_at(10 * step), synced=step % 2 == 0)
+        pair.backward(loss_at(10 * step + 1, lambda rank: rank == 0))
+        pair.backward(loss_at(10 * step + 2))
+        if step == 2:
+            pair.both(lambda net: torch.nn.utils.clip_grad_value_(net.parameters(), 0.01))
+        if step == 3:
+            pair.both(lambda net: torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1))
+        if step == 4:
+            pair.both(lambda net: setattr(net.second.weight, "grad", None))
+        if step == 5:
+            pair.both(lambda net: [one.grad.data.mul_(0.5) for one in net.seldom.parameters()])
+        pair.step()
+    assert pair.optimizer.sum(pair.optimizer.rank + 1) == 3
+    pair.none()
+    pair.backward(loss_at(100))
+    norm = pair.optimizer.clip_grad_norm_(0.1)
+    assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(pair.twin.parameters(), 0.1))
+    pair.step()
+
+
+def scaler() -> None:
+    """Overflows of one worker are all workers'."""
+    pair = Pair(OPTIMIZERS["AdamW"])
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
+    for step in range(5):
+        pair.none()
+
+        def loss(net: torch.nn.Module, rank: int, step: int = step) -> torch.Tensor:
+            found = scalers[0].scale(loss_at(step)(net, rank))
+            return found * float("inf") if step == 2 and rank == 1 else found
+
+        loss(pair.net, pair.optimizer.rank).backward()
+        scalers[1].scale(torch.zeros(()))
+        pair.alone.backward(loss)
+        for one, optimizer, net in zip(scalers, (pair.optimizer, pair.its), (pair.net, pair.twin)):
+            if step % 2:
+                one.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            one.step(optimizer)
+        for one in scalers:
+            one.update()
+        assert scalers[0].get_scale() == scalers[1].get_scale() == (1024 if step < 2 else 512)
+        for one, other in zip(pair.net.parameters(), pair.twin.parameters()):
+            assert torch.equal(one, other)
+
+
+class Complex(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6, 4, dtype=torch.complex64))
+        self.bias = torch.nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor, _: bool = True) -> torch.Tensor:
+        return (x.to(torch.complex64) @ self.weight).abs() + self.bias
+
+
+class Checkpointed(torch.nn.Module):
+    """One weight in two segments of reentrant checkpoints: its gradient comes in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin, self.inner = torch.nn.Linear(6, 4), torch.nn.Linear(4, 4)
+        self.reentrant = True
+
+    def forward(self, x: torch.Tensor, _: bool = True) -> torch.Tensor:
+        x = torch.tanh(self.begin(x))
+        for _ in range(2):
+            x = checkpoint(lambda y: torch.tanh(self.inner(y)), x, use_reentrant=self.reentrant)
+        return x
+
+
+def models() -> None:
+    """Complex parameters, and gradients that come in parts."""
+    for net in (Complex, Checkpointed):
+        pair = Pair(OPTIMIZERS["SGD"], net)
+        pair.twin.reentrant = False
+        for step in range(4):
+            pair.none()
+            pair.backward(loss_at(step))
+            pair.step()
+
+
+def large_halves() -> None:
+    """The sum of gradients is too large for float16, and their mean is not."""
+    net = torch.nn.Linear(2, 2).to(torch.float16)
+    optimizer = p3kv.torch.Optimizer(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), updates="workers"
+    )
+    (net.weight.sum() * 60000.0).backward()
+    assert torch.equal(net.weight.grad, torch.full((2, 2), 60000.0, dtype=torch.float16))
+    assert net.bias.grad is None
+    optimizer.zero_grad()
+
+
+def caught() -> None:
+    """A backward pass that raises on one worker, which then computes it anew."""
+    pair = Pair(OPTIMIZERS["SGD"])
+    for step in range(3):
+        pair.none()
+        if step == 1 and pair.optimizer.rank == 1:
+
+            def refuse(gradient: torch.Tensor) -> None:
+                raise MemoryError
+
+            hook = pair.net.first.weight.register_hook(refuse)
+            try:
+                loss_at(50)(pair.net, 1).backward()
+            except MemoryError:
+                pair.optimizer.zero_grad()
+            else:
+                raise AssertionError("nothing was raised")
+            hook.remove()
+        pair.backward(loss_at(step))
+        pair.step()
+
+
+def two_optimizers() -> None:
+    """A GAN's: the generator's loss reaches the critic's weights."""
+    torch.manual_seed(3)
+    nets = [[torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)] for _ in range(2)]
+    twin = nets[1]
+    for one, other in zip(*nets):
+        other.load_state_dict(one.state_dict())
+    opts = [
+        p3kv.torch.Optimizer(one, torch.optim.Adam(one.parameters()), updates="workers")
+        for one in nets[0]
+    ]
+    its = [torch.optim.Adam(one.parameters()) for one in twin]
+    alone = Alone(torch.nn.ModuleList(twin), opts[0].num_workers)
+
+    def of_critic(pair: Sequence[torch.nn.Module], step: int, rank: int) -> torch.Tensor:
+        z = data(step, rank)
+        return pair[1](z[:, 3:]).mean() - pair[1](pair[0](z[:, :3]).detach()).mean()
+
+    def of_generator(pair: Sequence[torch.nn.Module], step: int, rank: int) -> torch.Tensor:
+        return pair[1](pair[0](data(step, rank)[:, :3])).mean() ** 2
+
+    for step in range(4):
+        for at, loss in ((1, of_critic), (0, of_generator)):
+            for one in opts:
+                one.zero_grad()
+            alone.none()
+            loss(nets[0], step, opts[0].rank).backward()
+            alone.backward(lambda _, rank, loss=loss, step=step: loss(twin, step, rank))
+            opts[at].step()
+            its[at].step()
+        for one, other in zip(*nets):
+            for mine, theirs in zip(one.parameters(), other.parameters()):
+                assert torch.equal(mine, theirs)
+
+
+for name in sys.argv[1:]:
+    globals()[name]()
+    print(f"right: {name}")
