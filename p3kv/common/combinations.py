@@ -46,6 +46,7 @@ class Feature(Enum):
     STATES = "saved and loaded optimizer states"
     SCALED_LOSS = "a loss that automatic mixed precision scales"
     CLIPPING = "clipping by the norm of all workers' gradients"
+    WEIGHTS = "gradients that count by a weight in the mean of all workers"
     AT_ONCE = "an engine that completes each operation before it returns"
 
 
@@ -265,6 +266,31 @@ TABLE = (
         F.CLIPPING, F.AT_ONCE,
         "a push would return with the new weight, which comes after all gradients of its step",
         "{later_engine}",
+    ),
+    Combination(
+        F.WEIGHTS, F.LOCAL,
+        "servers get what each worker has learned in some steps, and not its gradients",
+        "use P3KV_CONSISTENCY=bulk_synchronous",
+    ),
+    Combination(
+        F.WEIGHTS, F.ASYNCHRONOUS,
+        "each gradient is an update by itself, and there is no mean of all workers",
+        "{synchronous}",
+    ),
+    Combination(
+        F.WEIGHTS, F.MOMENTUM,
+        "what arrives is not the gradient of one step",
+        "use another codec (topk)",
+    ),
+    Combination(
+        F.WEIGHTS, F.NO_OPTIMIZER,
+        "servers give sums, and workers divide them by their number",
+        "have the servers update the weights (updates='servers')",
+    ),
+    Combination(
+        F.WEIGHTS, F.CLIPPING,
+        "the norm is that of the mean, for which workers divide by their number",
+        "do without one of both",
     ),
     Combination(
         F.LOCAL_AGGREGATION, F.ASYNCHRONOUS,

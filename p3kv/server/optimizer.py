@@ -84,8 +84,9 @@ class Optimizer(ABC):
     """The newest step of worker rank 0 that has updated something here, of own rounds: its settings
     hold for other workers' rounds."""
 
-    absent = 0
-    """How many workers have left before the round whose sum the next update takes."""
+    weight: Optional[float] = None
+    """Sum of the weights of all workers whose gradients are in the sum that the next update takes,
+    each 1 where a script does not say otherwise; None where a sum is one worker's own."""
 
     def needs_whole(self, step: Optional[int]) -> bool:
         """Whether the updates of a step need whole tensors; None: by the newest settings.

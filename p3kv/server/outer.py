@@ -69,8 +69,8 @@ class OuterOptimizer(Optimizer):
             if _MASTER not in state:
                 state[_MASTER] = weight.astype(total.dtype)
             value = state[_MASTER]
-        # Differences that add up are divided by 1, whoever has left.
-        total /= max(1, settings.workers - self.absent)
+        if settings.workers > 1 and self.weight is not None:  # else differences add up
+            total /= self.weight
         if settings.momentum:
             if _VELOCITY not in state:
                 state[_VELOCITY] = np.zeros_like(total)

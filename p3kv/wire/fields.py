@@ -1,7 +1,7 @@
 """Fields of headers: the numbers that each kind of data frame has, in their order.
 
 `p3kv.wire.header` says which kind has which header, and how numbers are packed. Those that are not
-given are 0. Flags are here if one header alone has them.
+given are 0, and weights 1. Flags are here if one header alone has them.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ class SummandHeader(RoundHeader, frozen=True):
     """How many rows a key of rows has there."""
     lacking: int = 0
     """As in PUSH."""
+    weight: float = 1.0
+    """As in PUSH."""
 
 
 class ValueHeader(RoundHeader, frozen=True):
@@ -145,6 +147,9 @@ class PushHeader(QueuedHeader, frozen=True):
     """Number of the host's workers whose sum the payload is, with CARRIES."""
     lacking: int = 0
     """Of a bucket: the tensors of which the payload has no gradient, but zeros; a bit for each."""
+    weight: float = 1.0
+    """By what the worker's gradient counts in the mean of all. The payload has not been multiplied
+    by it, unless it is the sum of a host."""
 
 
 class PullHeader(QueuedHeader, frozen=True):
@@ -165,6 +170,8 @@ class PushRowsHeader(QueuedHeader, frozen=True):
     """The number of the frame's first row, of those that the server keeps."""
     rows: int = 0
     """How many rows the frame has."""
+    weight: float = 1.0
+    """As in PUSH."""
 
 
 class PullRowsHeader(PullHeader, frozen=True):

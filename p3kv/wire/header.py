@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum, unique
-from typing import Callable, Tuple, Type
+from typing import Any, Callable, Tuple, Type
 
 from msgspec.structs import astuple
 
@@ -182,17 +182,20 @@ it."""
 _COMMON = len(Header.__struct_fields__)
 _FORMAT = "<BHBIQ"
 """The numbers that all headers have, as they lie in memory."""
-_MOST_NUMBERS = 8
-"""Those that a kind has besides, of 4 bytes each."""
-HEADER_BYTES = struct.calcsize(_FORMAT) + 4 * _MOST_NUMBERS
-_Form = Tuple[Type[Header], Callable[..., bytes], Callable[[memoryview, int], Tuple[int, ...]]]
+_OTHERS_BYTES = 40
+"""What the numbers that a kind has besides may take."""
+HEADER_BYTES = struct.calcsize(_FORMAT) + _OTHERS_BYTES
+_TYPES = {"priority": "i", "weight": "d"}
+"""Numbers that are not unsigned, of 4 bytes."""
+_Form = Tuple[Type[Header], Callable[..., bytes], Callable[[memoryview, int], Tuple[Any, ...]]]
 
 
 def _form(header: Type[Header]) -> _Form:
-    """A header, and what packs and unpacks it. Only a priority has a sign."""
+    """A header, and what packs and unpacks it."""
     own = header.__struct_fields__[_COMMON:]
-    numbers = "".join("i" if name == "priority" else "I" for name in own)
-    packed = struct.Struct(f"{_FORMAT}{numbers}{4 * (_MOST_NUMBERS - len(own))}x")
+    numbers = "".join(_TYPES.get(name, "I") for name in own)
+    unused_bytes = _OTHERS_BYTES - struct.calcsize(f"<{numbers}")
+    packed = struct.Struct(f"{_FORMAT}{numbers}{unused_bytes}x")
     return header, packed.pack, packed.unpack_from
 
 

@@ -380,6 +380,8 @@ class Push(Transfer):
     that nobody writes to the target between two values."""
     lacking = 0
     """Of a bucket: the tensors of which the source has no gradient, but zeros; a bit for each."""
+    weight = 1.0
+    """By what the source, as it is, counts in the mean of all workers."""
     behind = 0
     """Where rounds are each worker's own: the most rounds that a slice of its value lacks of
     another worker."""
@@ -602,6 +604,7 @@ class Snapshots:
         travels.priority, travels.exact, travels.ready_s = push.priority, push.exact, push.ready_s
         travels.after_pulls, travels.changes = push.after_pulls, push.changes
         travels.lacking, travels.own_step = push.lacking, push.own_step
+        travels.weight = push.weight
         self.in_flight += 1
         return travels
 

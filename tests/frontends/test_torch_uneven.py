@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.frontends.test_torch import job
 from tests.jobs import JOB_S, SCRIPTS, environment, run
 from tests.torch_environment import NEEDS_TORCH, PYTHON
@@ -28,3 +30,23 @@ def test_all_workers_have_the_same_sum_of_a_number() -> None:
 def test_a_process_alone_has_its_own_number() -> None:
     result = run([str(PYTHON), str(SCRIPTS / "torch_sums.py")], environment(), JOB_S)
     assert result.code == 0 and "worker 0 has the sums" in result.output, result.output
+
+
+IN_ORDER = {"P3KV_SLICE_SIZE": 300, "P3KV_DETERMINISTIC": 1}
+
+
+def test_the_mean_is_weighted_by_samples_bit_for_bit_as_one_process_does() -> None:
+    """In buckets, slices and sparse rows; also where a worker weighs nothing, or none does."""
+    passes("is right by weights", "torch_weighed.py", "exact", **IN_ORDER)
+
+
+def test_the_sums_of_a_host_are_weighted() -> None:
+    passes(
+        "is right by weights", "on_hosts.py", 2, "torch_weighed.py", "exact",
+        DMLC_NODE_HOST="127.0.0.9", **IN_ORDER,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("codec", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
+def test_what_a_codec_rounds_is_weighted(codec: str) -> None:
+    passes("is right by weights", "torch_weighed.py", 0.05, P3KV_GRADIENT_CODEC=codec)

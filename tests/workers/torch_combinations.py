@@ -64,6 +64,26 @@ def saved(rule: str) -> None:
         optimizer.load_state_dict(state)
 
 
+def weighed(rule: str) -> None:
+    """The mean of the gradients -2 and 1 with weights 1 and 3 is 0.25, and without -0.5."""
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = made(model, rule, 0.9 if "predict" in rule else 0.0)
+    before = float(model.weight)
+
+    def weigh() -> bool:
+        optimizer.weigh(3 if optimizer.rank else 1)
+        return True
+
+    for _ in range(3):
+        optimizer.zero_grad()
+        if not expected(Feature.WEIGHTS, rule, weigh):
+            return
+        (model(torch.ones(1, 1)).sum() * (1 if optimizer.rank else -2)).backward()
+        optimizer.step()
+    optimizer.synchronize()
+    assert float(model.weight) < before, rule
+
+
 def by_rows(rule: str) -> None:
     model = nn.Embedding(4, 2, sparse=True)
     if make_consistency(rule, 2).local is not None:  # such weights travel whole
@@ -79,7 +99,7 @@ def by_rows(rule: str) -> None:
 
 for chosen in RULES:
     # No optimizer of rows predicts values.
-    for use in (clipped, saved) if "predict" in chosen else (clipped, saved, by_rows):
+    for use in (clipped, saved, weighed, *(() if "predict" in chosen else (by_rows,))):
         use(chosen)
         print(f"as the table says: {chosen}, {use.__name__}", flush=True)
 print("all is as the table says")

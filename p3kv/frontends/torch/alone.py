@@ -8,7 +8,7 @@ from typing import Any, Callable, NoReturn, Optional
 import torch
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.steps import Number, Steps, own_step
+from p3kv.frontends.torch.steps import Number, Steps, evaluated, own_step
 from p3kv.frontends.torch.trials import TorchTrial
 
 _log = logging.getLogger("p3kv")
@@ -23,8 +23,13 @@ class AloneSteps(Steps):
     ) -> None:
         super().__init__(None, optimizer)
         self._trial = trial
+        self._counts = True
+        """Whether the next step has a weight, so that it is made."""
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
+        counts, self._counts = self._counts, True
+        if not counts:
+            return evaluated(closure)
         if self._trial is None:
             return own_step(self._optimizer, closure)
         return self._trial.update(self._optimizer, closure)
@@ -34,6 +39,10 @@ class AloneSteps(Steps):
 
     def wait(self) -> None:
         pass
+
+    def weigh(self, weight: float) -> None:
+        """A mean of one is that one, whatever its weight; and nothing if that is 0."""
+        self._counts = weight > 0
 
     def sum(self, number: Number) -> Number:
         return number if self._trial is None else self._trial.sum(number)
@@ -60,6 +69,9 @@ class CopiedSteps(AloneSteps):
         )
 
     def clip(self, max_norm: float) -> NoReturn:
+        self.step(None)
+
+    def weigh(self, weight: float) -> NoReturn:
         self.step(None)
 
     def sum(self, number: Number) -> NoReturn:

@@ -54,7 +54,7 @@ class AverageSteps(Steps):
         by which sums would not be those of all workers' gradients.
         """
         super().__init__(model, optimizer)
-        own = client.own
+        own = self._own = client.own
         self._syncs = syncs
         what = "p3kv.torch.Optimizer(..., updates='workers')"
         own.combine({Feature.NO_OPTIMIZER}, what)
@@ -110,6 +110,10 @@ class AverageSteps(Steps):
     def synchronize(self) -> None:
         """All workers have the same weights anyway, which servers do not have."""
         self.wait()
+
+    def weigh(self, weight: float) -> None:
+        self._shared.check()
+        self._own.combine({Feature.WEIGHTS, Feature.NO_OPTIMIZER}, "opt.weigh()")
 
     def sum(self, number: Number) -> Number:
         return self._shared.worker.sum(number)
@@ -227,8 +231,8 @@ class Pass:
         if Feature.REMEMBERING in features_of(declared, self._own.rule):
             raise NotSupportedError(
                 f"the gradient of {bucket.key.called} came in parts, as by a reentrant checkpoint, "
-                f"and the codec {declared.codecs.gradients} remembers what it has sent of the first: give "
-                "use_reentrant=False, or use another codec (float16)"
+                f"and the codec {declared.codecs.gradients} remembers what it has sent of the "
+                "first: give use_reentrant=False, or use another codec (float16)"
             )
 
     def _push(self, bucket: Bucket) -> None:

@@ -49,6 +49,8 @@ class Exchange:
         self._every = [weight for bucket in buckets for weight in bucket.weights]
         self._written = Written(self._every)
         self._in_step = False
+        self._weight = self._next_weight = 1.0
+        """By what this worker's gradients of the step count in the mean, and those of the next."""
         self._enters = False
         """Whether weights are read unseen, and modules that have them wait when they are called."""
         self._pushing = threading.RLock()
@@ -63,6 +65,21 @@ class Exchange:
         for weight in bucket.weights:
             weight.staging.copy_(weight.parameter.data)
         self._begun(bucket, INITIAL_ROUND, pushes=True, lands=False)(bucket.staging)
+
+    def weigh(self, weight: float) -> None:
+        """Has this worker's gradients count by `weight` in the mean of the step that is to begin.
+        Raises NotSupportedError where it has begun."""
+        if self._in_step:
+            raise NotSupportedError(
+                "opt.weigh() was called after gradients of the step had left: call it before "
+                "backward"
+            )
+        self._next_weight = weight
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether this worker's gradients of the step count for nothing, and do not leave."""
+        return not (self._weight if self._in_step else self._next_weight)
 
     def note(self, bucket: Bucket, weights: Iterable[Weight], in_step: bool = False) -> None:
         """Gradients of a bucket are complete, and must stay as they are until the value is there.
@@ -188,8 +205,9 @@ class Exchange:
             if weight.leaving is not None:
                 weight.leaving.check(weight.parameter.grad)
             elif bucket.pushed:
-                _check_none(weight)
-            elif weight.parameter.grad is not None:
+                if not self.leaves_out:
+                    _check_none(weight)
+            elif weight.parameter.grad is not None and not self.leaves_out:
                 self.note(bucket, (weight,), in_step=True)
         if bucket.pushed:
             return
@@ -245,6 +263,7 @@ class Exchange:
                 settle_all()  # a checkpoint may be due
             self.asleep.settle()
             self._in_step = True
+            self._weight, self._next_weight = self._next_weight, 1.0
             self._pushes.one_step()
             self.asleep.begin_step()
 
@@ -265,6 +284,7 @@ class Exchange:
         `gathered`, or a copy of it.
         `on_slice` is told what comes of a value that is the push's own."""
         key, step = bucket.key, self._pushes.step
+        weight = self._weight if round_ > INITIAL_ROUND else 1.0
         exact = exact or key.is_exact(round_)
         takes = None
         if pushes and lands and not key.touched_only:
@@ -277,7 +297,7 @@ class Exchange:
         bucket.begin()
         if isinstance(bucket, RowsBucket):
             return bucket.exchange(
-                self._worker.begin, round_, step, pushes, changes, exact, lands, gathered
+                self._worker.begin, round_, step, pushes, changes, exact, lands, gathered, weight
             )
         pulls = key.pulls if pushes else key.next_pull()
         own_step = key.own_step
@@ -294,6 +314,7 @@ class Exchange:
                 transfer.after_pulls, transfer.changes, transfer.takes = pulls, changes, takes
                 transfer.has_value = takes is None  # nobody else writes to the staging memory
                 transfer.lacking, transfer.own_step = lacking, own_step
+                transfer.weight = weight
             else:
                 transfer = Pull(key, round_, step, pulls, target_at, done)
             transfer.exact = exact

@@ -8,6 +8,7 @@ from weakref import ReferenceType, ref
 
 import torch
 
+from p3kv.common.combinations import Feature
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
@@ -177,6 +178,9 @@ class LocalSteps(Steps):
                 _take_from_now_on(bucket)
         self.wait()
         self._shared.pull()
+
+    def weigh(self, weight: float) -> None:
+        self._own.combine({Feature.WEIGHTS}, "opt.weigh()")
 
     def sum(self, number: Number) -> Number:
         return self._shared.worker.sum(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type, Union
 
@@ -203,6 +204,23 @@ class Optimizer(torch.optim.Optimizer):
             yield
         finally:
             self._adds_up = before
+
+    def weigh(self, samples: Any) -> None:
+        """Has this worker's gradients of the step that follows count by `samples` in the mean of
+        all workers: the update is by sum(samples x gradient) / sum(samples), as one process's with
+        the joined batch, where each loss is the mean of its samples. It may count tokens as well.
+
+        To be called before `backward`, on any worker, for each step anew: without a call a worker
+        counts by 1. One with 0 adds nothing, also where its gradients are nan. `samples` is a
+        number from 0 on, or a tensor of one element.
+
+        Raises ConfigError for another number, NotSupportedError once gradients of the step have
+        left, and by rules and codecs by which there is no mean of a step's gradients.
+        """
+        number = number_of("opt.weigh() takes", samples)
+        if not 0 <= number < math.inf:
+            raise ConfigError(f"opt.weigh() takes a number of samples from 0 on, not {samples!r}")
+        self._steps.weigh(float(number))
 
     def sum(self, number: Any) -> Union[int, float]:
         """The sum of one number over all workers, such as a loss or a count of samples, the same

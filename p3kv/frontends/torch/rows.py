@@ -101,10 +101,12 @@ class RowsBucket(Bucket):
         exact: bool,
         lands: bool,
         gathered: Optional[Gathered],
+        weight: float,
     ) -> Then:
         """What begins, called with the source, the transfers that bring a value: a push if it
         `pushes`, and a pull of the rows that have changed if the value `lands`. A gradient is
-        coalesced; a dense source has all rows. `gathered`: the gradient as it is on its device."""
+        coalesced; a dense source has all rows. `gathered`: the gradient as it is on its device.
+        `weight`: by what it counts."""
         key = self.key
         pulls = key.pulls
         number = key.next_pull() if lands else 0
@@ -131,7 +133,7 @@ class RowsBucket(Bucket):
                 done = _has_left if lands else self.arrived
                 rows = self._rows_of(source) if changes is None else None
                 push = RowsPush(key, round_, step, rows, done)
-                push.after_pulls, push.changes = pulls, changes
+                push.after_pulls, push.changes, push.weight = pulls, changes, weight
                 begin(push)
             if lands:
                 begin(pull)

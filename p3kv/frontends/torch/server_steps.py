@@ -85,6 +85,8 @@ class ServerSteps(Steps):
             )
         )
         self._hooks = Hooks(shared.buckets, self._ready)
+        self._weighs = False
+        """Whether the script has weighed a step."""
         self._has_left = False
         """Whether gradients of a step have left, and it has not ended."""
         self._beginning = threading.Lock()
@@ -102,7 +104,7 @@ class ServerSteps(Steps):
 
     def _ready(self, parameter: torch.Tensor) -> None:
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
-        if not self._syncs() or parameter.grad is None:
+        if not self._syncs() or parameter.grad is None or self._exchange.leaves_out:
             return
         bucket, weight = self._of[id(parameter)]
         if bucket.pushed or weight.leaving is not None:
@@ -120,6 +122,8 @@ class ServerSteps(Steps):
     def clip(self, max_norm: float) -> torch.Tensor:
         self._shared.check()
         check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
+        if self._weighs:
+            self._own.combine({Feature.WEIGHTS, Feature.CLIPPING}, "opt.clip_grad_norm_()")
         self._clipping.begin()
         self._begin()
         self._exchange.push_remaining(self._shared.buckets)
@@ -229,6 +233,14 @@ class ServerSteps(Steps):
     def synchronize(self) -> None:
         self.wait()
         self._shared.pull()
+
+    def weigh(self, weight: float) -> None:
+        self._shared.check()
+        if not self._weighs:
+            clips = {Feature.CLIPPING} if self._pushes.clipping.clips else set()
+            self._own.combine({Feature.WEIGHTS, *clips}, "opt.weigh()")
+            self._weighs = True
+        self._exchange.weigh(weight)
 
     def sum(self, number: Number) -> Number:
         return self._shared.worker.sum(number)

@@ -60,6 +60,10 @@ class Steps(ABC):
         """Waits until all weights are there, and gives them the servers' own values."""
 
     @abstractmethod
+    def weigh(self, weight: float) -> None:
+        """Has this process's gradients of the next step count by `weight` in the mean."""
+
+    @abstractmethod
     def sum(self, number: Number) -> Number:
         """The sum of all workers' numbers."""
 

@@ -187,8 +187,11 @@ class Table(RowsBucket):
         exact: bool,
         lands: bool,
         gathered: Optional[Gathered],
+        weight: float,
     ) -> Then:
-        then = super().exchange(begin, round_, step, pushes, changes, exact, False, gathered)
+        then = super().exchange(
+            begin, round_, step, pushes, changes, exact, False, gathered, weight
+        )
         named, self._named, self._has_read = self._named, [], False
         asking = [self._asking(numbers, round_) for numbers in named]
         self._ahead += [rows for rows, _ in asking]

@@ -46,7 +46,7 @@ class Round(Generic[S]):
         "answered", "arrived", "behind", "changed", "ended", "exact", "have_last", "have_value",
         "in_sums",
         "is_counted", "lacking", "lacks_gradient", "number", "others", "owner", "priority",
-        "ready_s", "record", "since_s", "step", "sum", "wanting",
+        "ready_s", "record", "since_s", "step", "sum", "wanting", "weights",
     )  # fmt: skip
 
     def __init__(
@@ -92,8 +92,19 @@ class Round(Generic[S]):
         which it lacks another worker's."""
         self.ready_s: Dict[int, float] = {}
         """By rank, when the gradients were ready that have arrived, as far as is known."""
+        self.weights: Dict[int, float] = {}
+        """By rank, by what the gradients count in the mean that do not count by 1."""
         self.since_s = time.monotonic()
         """When the first push arrived, on the monotonic clock."""
+
+    def weigh(self, rank: int, weight: float, has_gradient: bool) -> None:
+        """Note by what a worker's gradient counts; ProtocolError for what can't be right."""
+        wrong = self.owner != UNKNOWN or self.number == INITIAL_ROUND
+        if wrong or not 0.0 <= weight < math.inf or (has_gradient and not weight):
+            raise ProtocolError(
+                f"it weighs {self.record.name} by {weight} in round {self.number}, where it can't"
+            )
+        self.weights[rank] = weight
 
 
 class Wait(NamedTuple):
@@ -328,13 +339,22 @@ class Rounds(Generic[S]):
 
     def settings_step(self, current: Round[S]) -> Optional[int]:
         """The step whose optimizer settings hold for a round; None for the newest settings. Tells
-        the optimizer how many workers the round's sum is without."""
+        the optimizer by what to divide the round's sum."""
         left, optimizer = self._state.left, self._plan.optimizer
+        if optimizer is not None:
+            optimizer.weight = self.weight(current)
         if not left:
             return current.step
-        if optimizer is not None:
-            optimizer.absent = len(left - current.arrived)
         return None if self._leads_no_more(current) else current.step
+
+    def weight(self, current: Round[S]) -> float:
+        """By what the round's sum is divided to be the mean of all workers that have not left
+        before it."""
+        left, weights = self._state.left, current.weights
+        workers = self._plan.num_workers - (len(left - current.arrived) if left else 0)
+        if not weights:
+            return workers
+        return math.fsum([workers - len(weights), *weights.values()])  # in whatever order they came
 
     def waits(self) -> Iterator[Wait]:
         """The rounds that wait for workers, or may do."""

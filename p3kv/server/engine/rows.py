@@ -252,6 +252,8 @@ class ServerRows(Record[RowsSum]):
         if header.flags & IN_HOST_SUM and not (workers and self._has_begun_sum(rank, round_)):
             current = self.rounds.round_in_host_sum(rank, round_, header.step)
             current.others.append(rank)
+            if header.weight != 1.0:
+                current.weigh(rank, header.weight, False)
         if workers or not header.flags & IN_HOST_SUM:
             rows = None
             if frame is not None:
@@ -269,6 +271,10 @@ class ServerRows(Record[RowsSum]):
         else:
             self.check_push(rank, header.round)
             current = self.rounds.round_for(rank, header.round, header.step)
+            if header.weight != 1.0:
+                current.weigh(rank, header.weight, rows is not None)
+                if rows is not None:
+                    rows = Rows(rows.numbers, self._weighted(rows.elements, header.weight))
         push = current.sum.pushes.setdefault(rank, _Push(frames, workers))
         if (push.frames, push.workers) != (frames, workers) or push.missing < 1:
             raise ProtocolError(
@@ -284,6 +290,11 @@ class ServerRows(Record[RowsSum]):
             else:
                 current.arrived.add(rank)
                 current.others.append(rank)
+
+    def _weighted(self, elements: np.ndarray, weight: float) -> np.ndarray:
+        with np.errstate(over="ignore", invalid="ignore"):
+            weighted: np.ndarray = np.multiply(elements, weight, dtype=self.plan.sum_dtype)
+        return weighted
 
     def _has_begun_sum(self, rank: int, round: int) -> bool:
         """Whether some of a host's sum has come that a worker sends for an open round."""

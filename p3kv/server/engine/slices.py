@@ -70,12 +70,15 @@ class SliceSum:
         self.empty = True
         """Whether no gradient has been added."""
 
-    def add(self, rank: int, gradient: Buffer) -> None:
-        """Add a worker's gradient, whose buffer is the sum's from now on; NotFinite as soon as the
-        sum is bad, if that is checked."""
+    def add(self, rank: int, gradient: Buffer, weight: float = 1.0) -> None:
+        """Add a worker's gradient `weight` times; its buffer is the sum's from now on. NotFinite as
+        soon as the sum is bad, if that is checked."""
         plan = self._plan
         if self._widens and gradient.array.dtype != plan.sum_dtype:  # else it is a host's sum
             gradient = plan.state.pool.cast(gradient, plan.sum_dtype)
+        if weight != 1.0:
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.multiply(gradient.array, weight, out=gradient.array)
         self.empty = False
         if self._by_rank is not None:
             latest = self._by_rank[rank] = gradient
@@ -88,13 +91,13 @@ class SliceSum:
         if plan.state.checks_finite:
             self._check(latest, rank)
 
-    def add_encoded(self, rank: int, encoded: memoryview, part: Part) -> None:
+    def add_encoded(self, rank: int, encoded: memoryview, part: Part, weight: float = 1.0) -> None:
         """Add a gradient that the key's codec has encoded, and leave its memory to the caller."""
         plan, total = self._plan, self._total
-        if total is None or self._widens:
+        if total is None or self._widens or weight != 1.0:
             gradient = plan.state.pool.get(self._length, plan.dtype)
             plan.decoder.decode(encoded, part, gradient.array)
-            self.add(rank, gradient)
+            self.add(rank, gradient, weight)
         else:
             plan.decoder.add(encoded, part, total.array)
             if plan.state.checks_finite:
@@ -192,11 +195,13 @@ class ServerSlice(Record[SliceSum]):
             current.ready_s[rank] = ready_s
             if flags & EXACT:
                 current.exact = True
+            if header.weight != 1.0:
+                current.weigh(rank, header.weight, gradient is not None)
             if gradient is None or flags & ENCODED:
-                self._add(current, header, gradient)
+                self._add(current, header, gradient, header.weight)
             else:
                 current.priority = header.priority
-                current.sum.add(rank, gradient)
+                current.sum.add(rank, gradient, header.weight)
         else:
             current = self._push_in_host(header, gradient, ready_s)
         if gradient is not None:
@@ -219,6 +224,8 @@ class ServerSlice(Record[SliceSum]):
             current.ready_s[rank] = ready_s
             if flags & EXACT:
                 current.exact = True
+            if header.weight != 1.0:
+                current.weigh(rank, header.weight, False)
         if flags & CARRIES:
             current = rounds.round_of_sum(rank, header.round, header.workers)
             current.in_sums -= header.workers
@@ -232,7 +239,11 @@ class ServerSlice(Record[SliceSum]):
         return current
 
     def _add(
-        self, current: Round[SliceSum], header: PushHeader, gradient: Optional[Buffer]
+        self,
+        current: Round[SliceSum],
+        header: PushHeader,
+        gradient: Optional[Buffer],
+        weight: float = 1.0,
     ) -> None:
         current.priority = header.priority
         if gradient is None:
@@ -240,10 +251,10 @@ class ServerSlice(Record[SliceSum]):
         elif header.flags & ENCODED:
             part = Part(self.offset, current.number, current.step)
             encoded = gradient.bytes[: header.payload_bytes]
-            current.sum.add_encoded(header.rank, encoded, part)
+            current.sum.add_encoded(header.rank, encoded, part, weight)
             gradient.retire()
         else:
-            current.sum.add(header.rank, gradient)
+            current.sum.add(header.rank, gradient, weight)
 
     # Rounds.
 

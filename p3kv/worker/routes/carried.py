@@ -7,6 +7,8 @@ from functools import reduce
 from operator import and_
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
+
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
@@ -196,12 +198,14 @@ class Carried:
         transfer, piece = part.transfer, part.piece
         summands = {rank: header for rank, header in came.items() if not header.flags & NO_GRADIENT}
         parts = {
-            rank: self._memory.part(rank, transfer.key, piece, header.rows)
+            rank: _weighted(
+                self._memory.part(rank, transfer.key, piece, header.rows), header.weight, transfer
+            )
             for rank, header in summands.items()
         }
         lacking = [header.lacking for header in summands.values()]
         if part.gradient is not None:
-            parts[self._rank] = part.gradient
+            parts[self._rank] = _weighted(part.gradient, transfer.weight, transfer)
             lacking.append(transfer.lacking)
         transfer.lacking = reduce(and_, lacking) if lacking else 0
         workers = len(came) + 1
@@ -239,6 +243,16 @@ class Carried:
             if self._carriers.carrier(key, piece, transfer.round) == self._rank
         )
         self._exchange.relay(values)
+
+
+def _weighted(part: Any, weight: float, transfer: Push) -> Any:
+    """A worker's part of a sum as it counts there: a copy, unless its weight is 1."""
+    if weight == 1.0:
+        return part
+    rows, dtype = transfer.key.touched_only, transfer.key.sum_dtype
+    with np.errstate(over="ignore", invalid="ignore"):
+        elements = np.multiply(part.elements if rows else part, weight, dtype=dtype)
+    return part._replace(elements=elements) if rows else elements
 
 
 def nothing(error: Optional[BaseException]) -> None:

@@ -263,7 +263,7 @@ class HostSums(Route):
             Kind.SUMMAND, self._rank,
             wants_result(transfer) | (0 if transfer.has_gradient else NO_GRADIENT),
             key=transfer.key.key_id, slice=piece.index, round=transfer.round, rows=rows,
-            lacking=transfer.lacking,
+            lacking=transfer.lacking, weight=transfer.weight,
         )  # fmt: skip
         self._tell(carrier, transfer, header)
 

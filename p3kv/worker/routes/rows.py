@@ -345,7 +345,7 @@ class RowsRoute(SummedRoute):
 
     def _header(
         self,
-        transfer: Transfer,
+        transfer: Push,
         frames: int,
         flags: int,
         workers: int = 0,
@@ -355,7 +355,7 @@ class RowsRoute(SummedRoute):
         return PushRowsHeader(
             Kind.PUSH_ROWS, self._rank, flags | numbers.flags, key=transfer.key.key_id,
             round=transfer.round, step=transfer.step, priority=transfer.priority, frames=frames,
-            workers=workers, first=numbers.first, rows=numbers.rows,
+            workers=workers, first=numbers.first, rows=numbers.rows, weight=transfer.weight,
         )  # fmt: skip
 
     def made(self, transfer: Transfer, some: Rows, encodes: bool, numbers: Packed) -> Pieces:

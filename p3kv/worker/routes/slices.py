@@ -213,6 +213,7 @@ class SliceRoute(SummedRoute):
             Kind.PUSH, self._rank, flags, key=transfer.key.key_id, slice=piece.index,
             round=transfer.round, step=transfer.step, priority=transfer.priority,
             ready_us=clock_us(transfer.ready_s), workers=workers, lacking=transfer.lacking,
+            weight=transfer.weight,
         )  # fmt: skip
 
     def _queue(self, transfer: Push, piece: Slice, frame: Frame) -> None:

@@ -94,8 +94,8 @@ class _Part:
 
 class TorchOptimizer(Optimizer):
     """Runs the very classes of `torch.optim` on each slice, or on whole tensors. A sum is divided
-    by the number of workers before, so the update is by the mean, as DistributedDataParallel's.
-    Workers that have left do not count."""
+    by the sum of all workers' weights before, each 1 by default, so the update is by the mean, as
+    DistributedDataParallel's. Workers that have left do not count."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -153,11 +153,11 @@ class TorchOptimizer(Optimizer):
         return False  # workers refuse settings by which other rows would change
 
     def _take_mean(self, total: np.ndarray, settings: PlainTorchOptimizer) -> None:
-        """Divides a sum by the number of workers that have not left; NumPy is quicker than torch
-        at it, with the same bits."""
-        workers = settings.workers - self.absent
-        if workers > 1:
-            total /= workers
+        """Divides a sum by the sum of all workers' weights; NumPy is quicker than torch at it, with
+        the same bits."""
+        weight = settings.workers if self.weight is None else self.weight
+        if weight != 1:
+            total /= weight
 
     def _settings_of(
         self, key: DeclaredKey, step: Optional[int]
