@@ -21,6 +21,19 @@ def test_any_optimizer_steps_by_the_means_of_gradients_bit_for_bit_as_in_one_pro
     right("optimizers", "lbfgs")
 
 
+def test_workers_update_what_servers_can_t_and_the_log_says_why() -> None:
+    result = job("torch_averages.py", "chosen")
+    assert result.code == 0, result.output
+    assert result.output.count("each worker's own optimizer steps: ") == 4, result.output
+    for why in (
+        "can't run the optimizer Sign",
+        "can't run the optimizer LBFGS: it evaluates the closure",
+        "can't update parameters of torch.complex64",
+        "SGD's note is a object",
+    ):
+        assert result.output.count(why) == 1, result.output
+
+
 def test_each_pass_has_the_means_whatever_the_script_does_with_them() -> None:
     """Several passes for a step, clipping, two optimizers, a pass that has raised."""
     right("passes", "two_optimizers", "caught")

@@ -150,6 +150,24 @@ def optimizers() -> None:
             pair.step()
 
 
+def chosen() -> None:
+    """Where servers can't, workers do."""
+    net = Net()
+    strange = torch.optim.SGD(net.parameters(), lr=0.1)
+    strange.defaults["note"] = strange.param_groups[0]["note"] = object()
+    complexes = Complex()
+    for one, optimizer in (
+        (net, Sign(net.parameters(), lr=0.1)),
+        (net, torch.optim.LBFGS(net.parameters())),
+        (complexes, torch.optim.Adam(complexes.parameters())),
+        (net, strange),
+    ):
+        assert p3kv.torch.Optimizer(one, optimizer).updates == "workers"
+    for more in ({}, {"fused": True}):
+        adam = torch.optim.Adam(net.parameters(), **more)
+        assert p3kv.torch.Optimizer(net, adam).updates == "servers"
+
+
 def lbfgs() -> None:
     pair = Pair(lambda every: torch.optim.LBFGS(every, lr=0.1, max_iter=3, tolerance_change=0.0))
     for step in range(3):

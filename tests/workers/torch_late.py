@@ -87,6 +87,13 @@ def trained(model: nn.Module, rule: Optional[str] = None) -> p3kv.torch.Optimize
     return p3kv.torch.Optimizer(model, inner, consistency=rule)
 
 
+def trained_by_servers(
+    model: nn.Module, inner: Optional[torch.optim.Optimizer] = None
+) -> p3kv.torch.Optimizer:
+    inner = inner or torch.optim.SGD(model.parameters(), lr=1.0)
+    return p3kv.torch.Optimizer(model, inner, updates="servers")
+
+
 def read_late() -> None:
     model = nn.Linear(4, 3, bias=False)
     nn.init.zeros_(model.weight)
@@ -242,7 +249,7 @@ def use_wrongly() -> None:
     plain = trained(nn.Linear(4, 3))
     torch.amp.GradScaler("cpu", enabled=False).step(plain)
     complexes = nn.Linear(2, 2).to(torch.complex64)
-    refused("'weight' is torch.complex64", trained, complexes)
+    refused("'weight' is torch.complex64", trained_by_servers, complexes)
     refused("can't train on the device 'meta'", trained, nn.Linear(2, 2, device="meta"))
     renewed = nn.Linear(4, 3)
     stale = trained(renewed)
@@ -251,7 +258,11 @@ def use_wrongly() -> None:
     stale.step()  # warns
     small = nn.Linear(2, 2)
     shrinks = torch.optim.LBFGS(small.parameters())
-    refused("LBFGS: it evaluates the closure", p3kv.torch.Optimizer, small, shrinks)
+    refused("LBFGS: it evaluates the closure", trained_by_servers, small, shrinks)
+    refused(
+        "and workers can't do it either: ", p3kv.torch.Optimizer, small, shrinks, None,
+        "asynchronous",
+    )  # fmt: skip
     print("wrong uses are named")
 
 

@@ -379,7 +379,10 @@ def what_is_refused_is_as_before() -> None:
         pass
 
     own = Own(model.parameters(), lr=0.1)
-    refused("can't run the optimizer Own", p3kv.torch.Optimizer, model, own)
+    refused(
+        "can't run the optimizer Own",
+        lambda: p3kv.torch.Optimizer(model, own, updates="servers"),
+    )
     assert type(own) is Own
     patched: Any = sgd(model.parameters())
     patched.step = lambda: None

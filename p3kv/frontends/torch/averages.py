@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from concurrent.futures import Future
 from functools import partial
@@ -26,6 +27,7 @@ from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import Push, features_of
 from p3kv.worker.worker import Worker
 
+_log = logging.getLogger("p3kv")
 _AGAIN = 1 << 16
 """What a worker adds to a parameter's number in `Gradients`, beside 1 if it lacks its gradient."""
 
@@ -88,6 +90,16 @@ class AverageSteps(Steps):
         if self._pass.ready(parameter) and not _open_calls:
             # Something else than torch.autograd.backward has called torch's engine.
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+
+    def say_why(self, why: str) -> None:
+        """Tells, once for a job, why workers update the weights though nobody has said so."""
+        if self._shared.worker.rank == 0:
+            _log.warning(
+                "servers average gradients, and each worker's own optimizer steps: %s. Training is "
+                "right, and waits for gradients as with DistributedDataParallel. "
+                "p3kv.torch.Optimizer(..., updates='workers') says that this is meant",
+                why,
+            )
 
     def finish(self) -> None:
         """Ends a backward pass, if one has begun: waits for all means, which are the gradients

@@ -14,7 +14,7 @@ from p3kv.frontends.torch.alone import AloneSteps, CopiedSteps, warn_alone
 from p3kv.frontends.torch.averages import AverageSteps
 from p3kv.frontends.torch.clipping import checked
 from p3kv.frontends.torch.local import LocalSteps
-from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
+from p3kv.frontends.torch.optimizers.optimizer_settings import class_of, why_servers_can_t
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.refusals import WORKERS, check_arguments, number_of
 from p3kv.frontends.torch.server_steps import ServerSteps
@@ -105,14 +105,15 @@ class Optimizer(torch.optim.Optimizer):
         each other). `updates`: who updates the weights. `"servers"` do it by the script's optimizer
         while the next forward pass runs. Or `"workers"` do it, each by its own optimizer, whatever
         it is: then every gradient is the mean of all workers' when `backward` returns, as with
-        DistributedDataParallel. `consistency` chooses the rule by which these parameters are
-        exchanged, as P3KV_CONSISTENCY chooses that of the job's other optimizers:
+        DistributedDataParallel. By default workers do it where servers can't run the optimizer, or
+        update a parameter, and the log says why. `consistency` chooses the rule by which these
+        parameters are exchanged, as P3KV_CONSISTENCY chooses that of the job's other optimizers:
         `"delayed:staleness=1"`.
 
         Raises ConfigError for arguments that are no model and its optimizer, and for a rule that
-        there is not; NotSupportedError for a model in DistributedDataParallel or its like, for an
-        optimizer or a parameter that the servers can't update, and for a buffer that can't
-        travel.
+        there is not; NotSupportedError for a model in DistributedDataParallel or its like, for what
+        servers can't update where the arguments say that they do it, or settings need it, and for
+        a buffer that can't travel.
         """
         try:
             self._steps = self._made(model, buffers, consistency, updates)
@@ -154,8 +155,18 @@ class Optimizer(torch.optim.Optimizer):
                     "train by themselves: leave out updates=, or use another rule"
                 )
             return LocalSteps(client, model, self, buffers)
-        kind = AverageSteps if updates == WORKERS else ServerSteps
-        return kind(client, model, self, buffers, self._syncs)
+        why = why_servers_can_t(self) if updates is None else None
+        if updates != WORKERS and why is None:
+            return ServerSteps(client, model, self, buffers, self._syncs)
+        try:
+            steps = AverageSteps(client, model, self, buffers, self._syncs)
+        except NotSupportedError as error:
+            if why is None:
+                raise
+            raise NotSupportedError(f"{why}, and workers can't do it either: {error}") from None
+        if why is not None:
+            steps.say_why(why)
+        return steps
 
     @torch._disable_dynamo
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:

@@ -35,10 +35,9 @@ BY_ROWS = _named("Adagrad", "SGD", "SparseAdam")
 _RUN = {**BY_SLICE, **BY_TENSOR, **BY_ROWS, SGDAfterMomentum.__name__: SGDAfterMomentum}
 """All that servers run, by the names in settings."""
 _REFUSED = {
-    "LBFGS": "it evaluates the closure several times a step, on all parameters as one vector; run "
-    "it without p3kv.torch",
+    "LBFGS": "it evaluates the closure several times a step, on all parameters as one vector",
 }
-"""Reasons, and what to do."""
+"""Reasons."""
 _IMPLEMENTATION = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}
 """Servers use the plain implementation of all, which is that of `foreach`, bit for bit. `fused` has
 other bits, and depends on where slices end."""
@@ -80,6 +79,18 @@ def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
         f"servers can't run the optimizer {name}; they run torch.optim's own classes "
         f"{', '.join(sorted({**BY_SLICE, **BY_TENSOR, **BY_ROWS}))}"
     )
+
+
+def why_servers_can_t(optimizer: torch.optim.Optimizer) -> Optional[str]:
+    """Why servers can't update an optimizer's parameters, where each worker's own can; None where
+    they can, as far as the optimizer shows."""
+    try:
+        plain(optimizer, {}, 0, 1)
+    except NotSupportedError as error:
+        return str(error)
+    every = (one for group in optimizer.param_groups for one in group["params"])
+    dtype = next((one.dtype for one in every if one.is_complex()), None)
+    return None if dtype is None else f"servers can't update parameters of {dtype}"
 
 
 def plain(
