@@ -29,6 +29,8 @@ _log = logging.getLogger("p3kv")
 _IMPORTING = ("p3kv", "importlib", "_frozen_importlib")
 _LOCATES = "_get_module_details"
 """The function of runpy that imports the package of a module that is to run."""
+_RUNS_SCRIPT = "p3kv.ddp"
+"""The module that runs a script, and is no command."""
 
 
 def take_over() -> None:
@@ -116,8 +118,9 @@ def _is_command() -> bool:
     """Whether p3kv is imported as the command line, and not for a script: by `python -m p3kv`, or
     for its `p3kv.tools.cli`, as the p3kv script does.
 
-    A script that `p3kv run` runs has its role. So has `python -m p3kv` without a command where
-    DMLC_ROLE names one that runs no script: launchers start such processes by it.
+    A script that `p3kv run` or `python -m p3kv.ddp` runs has its role. So has `python -m p3kv`
+    without a command where DMLC_ROLE names one that runs no script: launchers start such processes
+    by it.
     """
     by_module = by_script = False
     frame: Optional[FrameType] = sys._getframe(1)
@@ -127,10 +130,11 @@ def _is_command() -> bool:
         frame = frame.f_back
     if frame is not None:
         by_module = (_package(frame), frame.f_code.co_name) == ("runpy", _LOCATES)
+        by_module &= frame.f_locals.get("mod_name") != _RUNS_SCRIPT
     words = sys.argv[1:]
     if by_module and not words:
         return not config.serves()
-    runs_script = words[:1] == ["run"] and len(words) > 1 and not words[1].startswith("-")
+    runs_script = words[:1] == ["run"] and any(not one.startswith("-") for one in words[1:])
     return (by_module or by_script) and not runs_script
 
 

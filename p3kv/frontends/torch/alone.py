@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from typing import Any, Callable, NoReturn, Optional
 
 import torch
 
 from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.environment import has_launcher
 from p3kv.frontends.torch.steps import Number, Steps, evaluated, own_step
 from p3kv.frontends.torch.trials import TorchTrial
 
@@ -78,9 +80,24 @@ class CopiedSteps(AloneSteps):
         self.step(None)
 
 
-def warn_alone() -> None:
+def warn_alone(what: str = "p3kv.torch.Optimizer") -> None:
     """Says that no launcher has started this process."""
     _log.warning(
-        "p3kv: p3kv.torch.Optimizer trains in this process alone, since no launcher has "
-        "started it. 'p3kv launch -n 2 -- python train.py' starts two workers."
+        "p3kv: %s trains in this process alone, since no launcher has started it. 'p3kv launch "
+        "-n 2 -- python train.py' starts two workers.",
+        what,
     )
+
+
+def meet_alone() -> None:
+    """Has a process group of a process that no launcher has started be of this process alone,
+    where torch would ask for RANK."""
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    from_environment = rendezvous._rendezvous_handlers["env"]
+
+    def meet(url: str, **named: Any) -> Any:
+        if has_launcher() or "rank=" in url or "world_size=" in url:
+            return from_environment(url, **named)
+        return iter([(torch.distributed.HashStore(), 0, 1)])
+
+    rendezvous._rendezvous_handlers["env"] = meet

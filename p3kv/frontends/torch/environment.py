@@ -12,3 +12,8 @@ def talk_at(address: str) -> None:
     interface = interface_of(address)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def has_launcher() -> bool:
+    """Whether something in the environment says where a process group meets."""
+    return any(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type, Union
@@ -18,6 +19,7 @@ from p3kv.frontends.torch.optimizers.optimizer_settings import class_of, why_ser
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.refusals import WORKERS, check_arguments, number_of
 from p3kv.frontends.torch.server_steps import ServerSteps
+from p3kv.frontends.torch.shared_model import trained_by
 from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.trials import TorchTrial
 from p3kv.frontends.torch.values.compiled import guard_modules, has_compiler
@@ -347,3 +349,23 @@ def _copied(
     copy._steps = CopiedSteps(copy) if this_process.is_worker() else AloneSteps(copy)
     copy._place, copy._resumed_steps = place, resumed_steps
     return copy
+
+
+def watch_clipping() -> None:
+    """Has `torch.nn.utils.clip_grad_norm_` of all parameters that servers update for an optimizer
+    be that of the optimizer, and otherwise torch's."""
+    clip = torch.nn.utils.clip_grad_norm_
+
+    @functools.wraps(clip)
+    def clip_grad_norm_(
+        parameters: Any, max_norm: float, norm_type: float = 2.0,
+        error_if_nonfinite: bool = False, foreach: Optional[bool] = None,
+    ) -> torch.Tensor:  # fmt: skip
+        given = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
+        steps = trained_by(given)
+        if isinstance(steps, ServerSteps):
+            return steps.clip(checked(max_norm, norm_type, error_if_nonfinite))
+        norm: torch.Tensor = clip(given, max_norm, norm_type, error_if_nonfinite, foreach)
+        return norm
+
+    torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip_grad_norm_

@@ -37,6 +37,10 @@ _DOES = {
     "FSDPModule": "leaves each worker a part of each parameter",
 }
 """By the name of a class of torch's that trains a model in parallel, what it does."""
+MADE_TWICE = (
+    "the model is in DistributedDataParallel, which p3kv.torch.ddp has p3kv train, and the script "
+    "makes a p3kv.torch.Optimizer, too: leave one of both out"
+)
 _wrappers: WeakSet[torch.nn.Module] = WeakSet()
 """Modules of such classes that are around others."""
 _trained: WeakSet[torch.nn.Module] = WeakSet()
@@ -96,6 +100,8 @@ def check_arguments(
             f"torch.optim.AdamW(model.parameters()), and not {_called(optimizer)}: {usage}"
         )
     for name, module in model.named_modules():
+        if getattr(module, "is_p3kv_s", False):
+            raise NotSupportedError(MADE_TWICE)
         kind = _parallel(module)
         if kind:
             raise NotSupportedError(
@@ -137,7 +143,10 @@ def _called(argument: Any) -> str:
 
 
 def _parallel(module: torch.nn.Module) -> str:
-    """The name in `_DOES` of the class that makes a module parallel; empty if none does."""
+    """The name in `_DOES` of the class that makes a module parallel; empty if none does, or if that
+    is p3kv's own."""
+    if getattr(module, "is_p3kv_s", False):
+        return ""
     return next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in _DOES), "")
 
 

@@ -4,7 +4,7 @@ share."""
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import List, Mapping, Optional, Set, Tuple, Type
+from typing import List, Mapping, Optional, Sequence, Set, Tuple, Type
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 import numpy as np
@@ -359,6 +359,13 @@ _STEPS_OF: WeakValueDictionary[int, Steps] = WeakValueDictionary()
 """By the parameter's id: what trains it."""
 _ALL: List[Tuple[ReferenceType[Steps], ReferenceType[SharedModel]]] = []
 """All steps of this process that are there, in the order in which they were made."""
+
+
+def trained_by(parameters: Sequence[torch.Tensor]) -> Optional[Steps]:
+    """What trains these parameters, if it trains no others but frozen ones."""
+    found = (_STEPS_OF.get(id(parameter)) for parameter in parameters)
+    steps = next((one for one in found if one is not None), None)
+    return steps if steps is not None and steps.trains(parameters) else None
 
 
 def _note(steps: Steps, shared: SharedModel, store: int) -> None:

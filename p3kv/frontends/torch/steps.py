@@ -44,6 +44,13 @@ class Steps(ABC):
         """Clips the step by the norm of its gradients, which is returned."""
         return torch.nn.utils.clip_grad_norm_(parameters_of(self._optimizer), max_norm)
 
+    def trains(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether the optimizer has these parameters and no others, but frozen ones."""
+        if {*map(id, parameters)} == {*self._parameters}:  # nearly always, and each step asks
+            return True
+        own = {at for at, one in self._parameters.items() if one.requires_grad}
+        return own == {id(one) for one in parameters if one.requires_grad}
+
     @abstractmethod
     def wait(self) -> None:
         """Waits until all weights and buffers are there."""

@@ -138,7 +138,8 @@ def _average_gradients(model: torch.nn.Module, syncs: Callable[[], bool], launch
     """
     if not torch.distributed.is_initialized():
         _meet(launch)
-    parallel = DistributedDataParallel(model)
+    parallel = object.__new__(DistributedDataParallel)  # torch's own, also by p3kv.torch.ddp
+    parallel.__init__(model)
 
     def before(module: torch.nn.Module, inputs: Any, named: Any) -> Any:
         parallel.require_backward_grad_sync = syncs()

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import runpy
 import sys
+from typing import List
 
 import shtab
 
 HELP = "run a script that does not import p3kv"
-USAGE = "p3kv run [-h] SCRIPT [ARGS ...]"
+USAGE = "p3kv run [-h] [--ddp] SCRIPT [ARGS ...]"
 DESCRIPTION = """\
 Run a training script that does not import p3kv itself: as `python SCRIPT` does,
 but with `kvstore='p3'`, and in the roles of scheduler and server as p3kv's.
+With --ddp p3kv trains what the script wraps in PyTorch's
+DistributedDataParallel, and so does `python -m p3kv.ddp SCRIPT`.
 
-example: p3kv launch -n 2 -- p3kv run train.py --kv-store p3"""
+examples: p3kv launch -n 2 -- p3kv run train.py --kv-store p3
+          p3kv launch -n 2 -- p3kv run --ddp train.py
+          torchrun --nproc-per-node 2 -m p3kv.ddp train.py"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
+    parser.add_argument(
+        "--ddp", action="store_true", help="train what the script wraps in DistributedDataParallel"
+    )
     script = parser.add_argument("script", metavar="SCRIPT", help="path of the script")
     script.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab looks for it there
     parser.add_argument(
@@ -30,9 +39,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def do(options: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
+    return run(options.script, options.args, options.ddp)
+
+
+def run(script: str, arguments: List[str], ddp: bool) -> int:
+    """Run a script as `python` does; `ddp`: with p3kv's DistributedDataParallel. Return the exit
+    code."""
     # In the roles of scheduler and server `import p3kv` has done its work and ended the process
     # before this line.
-    script: str = options.script
     try:
         with open(script, "rb"):
             pass
@@ -48,7 +62,9 @@ def do(options: argparse.Namespace) -> int:
     else:
         # Where `python -m p3kv` or the p3kv script was found; not for the user's script to see.
         sys.path[0] = folder
-    sys.argv = [script, *options.args]
+    sys.argv = [script, *arguments]
+    if ddp:
+        importlib.import_module("p3kv.torch.ddp")
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as end:

@@ -1,0 +1,332 @@
+"""torch's DistributedDataParallel, whose models p3kv trains."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Set, Type
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+import torch
+from torch.distributed.utils import _to_kwargs
+from torch.nn.parallel import DistributedDataParallel as TorchParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from p3kv import config
+from p3kv.errors import ConfigError, NotSupportedError
+from p3kv.frontends.torch.alone import meet_alone, warn_alone
+from p3kv.frontends.torch.optimizer import Optimizer
+from p3kv.frontends.torch.passes import Passes
+from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS
+from p3kv.frontends.torch.steps import parameters_of
+from p3kv.worker import this_process
+
+_log = logging.getLogger("p3kv")
+
+_OTHERS = {
+    "delay_all_reduce_named_params": "leave it out: p3kv sends each gradient when it is ready",
+    "param_to_hook_all_reduce": "leave it out: p3kv sends each gradient when it is ready",
+    "mixed_precision": "use torch.autocast(..., torch.bfloat16), or a model in bfloat16",
+}
+"""Arguments that need torch's own reducer, and what to do instead."""
+_AS_IT_IS = ("allreduce_hook", "noop_hook")
+"""Hooks that change no number."""
+
+
+class DistributedDataParallel(TorchParallel):
+    """torch's DistributedDataParallel, with its arguments, checks and attributes, of a model that
+    p3kv trains.
+
+    When it is made, all workers get rank 0's parameters and buffers by the script's process group,
+    as with torch's. When it is first called with gradients, `p3kv.torch.Optimizer` is attached to
+    the optimizers that have its parameters, whether they were made before or after. What
+    `no_sync` and `require_backward_grad_sync` were at the call decides whether gradients add up.
+    `bucket_cap_mb`, `find_unused_parameters`, `gradient_as_bucket_view`, `static_graph` and the
+    like change nothing: p3kv has no buckets, and needs no word of unused parameters.
+
+    Raises what torch's raises; NotSupportedError for what needs torch's own reducer, and for
+    parameters in shards.
+    """
+
+    is_p3kv_s = True
+
+    def __init__(self, module: torch.nn.Module, *arguments: Any, **named: Any) -> None:
+        for name, advice in _OTHERS.items():
+            if named.get(name) is not None:
+                raise NotSupportedError(
+                    f"DistributedDataParallel(..., {name}=...) is torch's own: {advice}"
+                )
+        for name, parameter in module.named_parameters():
+            if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
+                raise NotSupportedError(
+                    f"the parameter '{name}' is a DTensor, of which each worker has a part, and "
+                    "p3kv's servers need all of it: run this script without p3kv.torch.ddp"
+                )
+        super().__init__(module, *arguments, **named)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        self._called(inputs, named)
+        if self.device_ids:
+            device = torch.device(self.device_type, self.device_ids[0])
+            moved, moved_named = _to_kwargs(
+                inputs, named, device, self.use_side_stream_for_tensor_copies
+            )
+            inputs, named = moved[0], moved_named[0]
+        return self.module(*inputs, **named)
+
+    @torch._disable_dynamo
+    def _called(self, inputs: Any, named: Any) -> None:
+        if torch.is_grad_enabled():
+            attached = _ATTACHED.of(self)
+            if attached:
+                is_fed = any(
+                    isinstance(one, torch.Tensor) and one.grad_fn is not None
+                    for one in tree_leaves((inputs, named))
+                )
+                for optimizer in attached:
+                    optimizer.model_called(id(self), is_fed, self.require_backward_grad_sync)
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Takes hooks that change no number; refuses others by name."""
+        name = getattr(hook, "__name__", str(hook))
+        if name not in _AS_IT_IS:
+            raise NotSupportedError(
+                f"the communication hook {name} changes torch's buckets, and p3kv has none: leave "
+                "register_comm_hook out. P3KV_CODEC=float16 or bfloat16 halves what travels"
+            )
+
+    def join(self, *arguments: Any, **named: Any) -> NoReturn:
+        raise NotSupportedError(
+            "model.join() is torch's own: P3KV_LET_WORKERS_LEAVE=1 lets workers have different "
+            "numbers of batches, without join"
+        )
+
+    @property
+    def own_parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Those that it averages: not those that the script has had it ignore."""
+        for name, parameter in self.module.named_parameters():
+            if name not in self.parameters_to_ignore:
+                yield parameter
+
+    def _ddp_init_helper(self, *arguments: Any, **named: Any) -> None:
+        """torch's makes the reducer, which averages gradients."""
+        self.reducer = self.logger = None
+        _ATTACHED.add(self)
+        self._passing_sync_batchnorm_handle(self.module)
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__({**state, "static_graph": False})  # torch's tells its reducer
+        self.static_graph = state["static_graph"]
+
+    def _set_static_graph(self) -> None:
+        self.static_graph = True
+
+    def _register_accum_grad_hook(self) -> None:
+        """torch's averages gradients for its compiler."""
+
+
+class WrappedOptimizer(Optimizer):
+    """An optimizer of models in DistributedDataParallel, which say when gradients leave."""
+
+    _passes: Passes
+
+    @torch._disable_dynamo
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        result = super().step(closure)
+        self._passes.step_ends()
+        return result
+
+    step._wrapped_by_lr_sched = True
+
+    def model_called(self, model: int, is_fed: bool, syncs: bool) -> None:
+        """A model is called, as in `Passes.called`."""
+        if self._passes.called(model, is_fed, syncs):
+            self._steps.adds_up()
+
+    def _syncs(self) -> bool:
+        if not super()._syncs():
+            return False
+        return self._passes.reached() if self.updates == SERVERS else self._passes.syncs
+
+
+class _Attached:
+    """Finds the optimizers of wrapped models, and attaches p3kv to them."""
+
+    def __init__(self) -> None:
+        self._made: List[ReferenceType[torch.optim.Optimizer]] = []
+        """The script's optimizers in the order of their making, the same on all workers."""
+        self._number = 0
+        """How many have been made."""
+        self._of: WeakKeyDictionary[DistributedDataParallel, List[ReferenceType[WrappedOptimizer]]]
+        self._of = WeakKeyDictionary()
+        self._seen = -1
+        """How many had been made when they were last looked for."""
+        self._is_alone: Optional[bool] = None
+        """Whether this process trains by itself, once it is known."""
+
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """The script has made an optimizer."""
+        self._made.append(ref(optimizer))
+        self._number += 1
+
+    def add(self, model: DistributedDataParallel) -> None:
+        """The script has wrapped a model."""
+        self._of[model] = []
+        self._seen = -1
+
+    def of(self, model: DistributedDataParallel) -> List[WrappedOptimizer]:
+        """Optimizers that train parameters of a model, all of which are attached by then."""
+        if self._seen != self._number:
+            self._attach()
+            self._seen = self._number
+        attached = [one() for one in self._of.get(model, ())]
+        found = [one for one in attached if one is not None]
+        if not found and not self._is_alone:
+            self._check_trained(model)
+        return found
+
+    def _attach(self) -> None:
+        """Attaches p3kv to each optimizer that has parameters of a model, the newest for each."""
+        models = [*self._of]
+        if not self._trains_together(models):
+            return
+        model_of: Dict[int, DistributedDataParallel] = {}
+        for model in models:
+            for parameter in model.own_parameters:
+                if model_of.setdefault(id(parameter), model) is not model:
+                    raise NotSupportedError(
+                        "two models in DistributedDataParallel have a parameter of shape "
+                        f"{tuple(parameter.shape)} in common: wrap a module that has both"
+                    )
+        self._made = [one for one in self._made if one() is not None]
+        new: List[torch.optim.Optimizer] = []
+        taken: Set[int] = set()
+        for reference in reversed(self._made):
+            optimizer = reference()
+            own = {id(one) for one in parameters_of(optimizer)} if optimizer is not None else set()
+            if optimizer is None or not own & {*model_of}:
+                continue
+            if isinstance(optimizer, Optimizer) and not isinstance(optimizer, WrappedOptimizer):
+                raise NotSupportedError(MADE_TWICE)
+            if own & taken:
+                for others in self._of.values():
+                    others[:] = [one for one in others if one is not reference]
+                continue
+            taken |= own
+            if not isinstance(optimizer, WrappedOptimizer):
+                new.append(optimizer)
+        for optimizer in reversed(new):
+            self._attach_one(optimizer, model_of)
+
+    def _attach_one(
+        self, optimizer: torch.optim.Optimizer, model_of: Dict[int, DistributedDataParallel]
+    ) -> None:
+        parameters = parameters_of(optimizer)
+        models = list(dict.fromkeys(model_of[id(p)] for p in parameters if id(p) in model_of))
+        own = [p for p in parameters if p.requires_grad and id(p) not in model_of]
+        if own:
+            _log.warning(
+                "%s has %d parameters that no DistributedDataParallel has, such as one of shape %s:"
+                " torch lets each worker train its own, and p3kv trains the same for all",
+                type(optimizer).__name__,
+                len(own),
+                tuple(own[0].shape),
+            )
+        modules = [model.module for model in models]
+        buffers = None if any(model.broadcast_buffers for model in models) else "own"
+        attached = WrappedOptimizer(
+            modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules), optimizer, buffers
+        )
+        attached._passes = Passes()
+        for model in models:
+            self._of[model].append(ref(attached))
+
+    def _trains_together(self, models: List[DistributedDataParallel]) -> bool:
+        """Whether this process is a worker, with the others of its process group."""
+        sizes = {model.process_group.size() for model in models}
+        if not this_process.joined():
+            if config.trial() is not None:
+                return True
+            if max(sizes) > 1:
+                raise ConfigError(
+                    f"the process group has {max(sizes)} ranks, and this process belongs to no job "
+                    "of p3kv's: start each rank with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT "
+                    "in its environment, as torchrun and 'p3kv launch' do"
+                )
+            if self._is_alone is None:
+                warn_alone("the model in DistributedDataParallel")
+            self._is_alone = True
+            return False
+        workers = this_process.worker().num_workers
+        if sizes != {workers}:
+            raise ConfigError(
+                f"DistributedDataParallel has a process group of {min(sizes - {workers})} ranks, "
+                f"and the job has {workers} workers: use the group of all ranks, and start as many "
+                "processes as it has"
+            )
+        self._is_alone = False
+        return True
+
+    def lacks(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer has parameters of a model whose gradients others average."""
+        if self._is_alone is not False:
+            return False
+        own = {id(one) for one in parameters_of(optimizer) if one.requires_grad}
+        return any(id(one) in own for model in [*self._of] for one in model.own_parameters)
+
+    def _check_trained(self, model: DistributedDataParallel) -> None:
+        """Raises NotSupportedError where a model has gradients, and nobody averages them."""
+        if model.process_group.size() > 1 and any(
+            one.grad is not None for one in model.own_parameters
+        ):
+            raise NotSupportedError(
+                "no optimizer of torch.optim has parameters of the model, and p3kv averages "
+                "gradients by optimizers: make one, or run this script without p3kv.torch.ddp"
+            )
+
+
+_ATTACHED = _Attached()
+_classes: Dict[Type[TorchParallel], Type[TorchParallel]] = {TorchParallel: DistributedDataParallel}
+"""By the script's class, the one that it gets."""
+
+
+@functools.lru_cache(maxsize=None)
+def take_over() -> None:
+    """From now on, whoever makes torch's DistributedDataParallel gets p3kv's, which is one, too,
+    and a process group of a process that no launcher has started has this process alone."""
+    TorchParallel.__new__ = _new_parallel
+    make = torch.optim.Optimizer.__init__
+
+    @functools.wraps(make)
+    def make_and_note(optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any) -> None:
+        make(optimizer, *arguments, **named)
+        _ATTACHED.note(optimizer)
+
+    torch.optim.Optimizer.__init__ = make_and_note
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.optim.Optimizer):
+            _ATTACHED.note(one)
+    register_optimizer_step_pre_hook(_refuse_unattached)
+    meet_alone()
+
+
+def _new_parallel(kind: Type[TorchParallel], *arguments: Any, **named: Any) -> TorchParallel:
+    """A DistributedDataParallel, of a subclass of p3kv's."""
+    if not issubclass(kind, DistributedDataParallel):
+        if kind not in _classes:
+            names = {"__module__": kind.__module__}
+            _classes[kind] = type(kind.__name__, (kind, DistributedDataParallel), names)
+        kind = _classes[kind]
+    made: TorchParallel = object.__new__(kind)
+    return made
+
+
+def _refuse_unattached(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if not isinstance(optimizer, Optimizer) and _ATTACHED.lacks(optimizer):
+        raise NotSupportedError(
+            f"{type(optimizer).__name__} steps parameters of a model in DistributedDataParallel, "
+            "and p3kv is not attached to it: another optimizer that was made later has them, or it "
+            "was made after the last forward pass"
+        )

@@ -1,0 +1,63 @@
+"""Scripts for torch's DistributedDataParallel as they are: with torch alone, and with p3kv."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+import pytest
+
+from tests.jobs import JOB_S, ROOT, SCRIPTS, environment, run
+from tests.torch_environment import NEEDS_TORCH, PYTHON
+
+pytestmark = NEEDS_TORCH
+
+AS_IT_IS = ROOT / "experiments" / "as_it_is"
+Losses = Dict[Tuple[int, int], float]
+"""By rank and step."""
+
+
+def losses(script: Path, *modules: str) -> Losses:
+    """What a script's ranks print that torchrun starts, in these modules' hands."""
+    command = [
+        str(PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", "2",
+        *modules, str(script),
+    ]  # fmt: skip
+    result = run(command, environment(P3KV_SECRET=""), JOB_S)
+    assert result.code == 0, result.output
+    lines: List[Dict[str, float]] = [
+        json.loads(found) for found in re.findall(r"\{.*?\}", result.output)
+    ]
+    return {(int(one["rank"]), int(one["step"])): one["loss"] for one in lines if "loss" in one}
+
+
+@pytest.mark.parametrize("name", ["language"])
+def test_a_script_s_losses_are_those_of_torch_s_own(name: str) -> None:
+    script = AS_IT_IS / f"{name}.py"
+    expected, found = losses(script), losses(script, "-m", "p3kv.ddp")
+    assert len(expected) == 2 * 50
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_models_in_torch_s_wrapper_train_as_in_one_process() -> None:
+    """Optimizers from before and after, several of one model; gradients that add up, by `no_sync`
+    and without; losses that reach other models; clipping, buffers, and what is refused."""
+    command = [
+        str(PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", "2",
+        str(SCRIPTS / "torch_parallel.py"),
+    ]  # fmt: skip
+    result = run(command, environment(P3KV_SECRET=""), JOB_S)
+    assert result.code == 0, result.output
+    assert result.output.count("right: what_it_can_t_train_is_refused") == 2, result.output
+
+
+def test_p3kv_run_trains_what_a_script_wraps() -> None:
+    command = [
+        str(PYTHON), "-m", "p3kv", "launch", "-n", "2", "--", str(PYTHON), "-m", "p3kv",
+        "run", "--ddp", str(SCRIPTS / "torch_parallel.py"), "optimizers_are_found",
+    ]  # fmt: skip
+    result = run(command, environment(), JOB_S)
+    assert result.code == 0, result.output
+    assert result.output.count("right: optimizers_are_found") == 2, result.output

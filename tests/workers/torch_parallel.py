@@ -1,0 +1,273 @@
+"""Models in torch's DistributedDataParallel, which p3kv trains, beside twins that this process
+trains by itself with all workers' batches. Argument: which check; by default all."""
+
+import p3kv.torch.ddp  # noqa: I001
+import copy
+import sys
+from typing import Any, Callable, List
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch_refusals import refused
+
+WORKERS = 2
+Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+def batch(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def small(seed: int = 5) -> nn.Module:
+    torch.manual_seed(seed + dist.get_rank())  # rank 0's counts
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+
+
+def same(model: nn.Module, twin: nn.Module) -> None:
+    expected = twin.state_dict()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(
+            value, expected[name], msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def mean_of(twin: nn.Module, step: int, loss: Loss = loss_of) -> None:
+    """The mean gradient of all workers."""
+    for rank in range(WORKERS):
+        (loss(twin, batch(step, rank)) / WORKERS).backward()
+
+
+def a_wrapper_is_torch_s() -> None:
+    model = DDP(small(), bucket_cap_mb=1, find_unused_parameters=True, static_graph=True)
+    assert isinstance(model, nn.parallel.DistributedDataParallel)
+    assert isinstance(model, nn.parallel.distributed.DistributedDataParallel)
+    assert next(iter(model.state_dict())) == "module.0.weight"
+    assert model.device_ids is None and model.process_group.size() == WORKERS
+    copied = copy.deepcopy(model)
+    assert isinstance(copied, DDP)
+    same(copied, model)
+
+    class Own(DDP):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__(module)
+            self.extra = 1
+
+    own = Own(small())
+    assert isinstance(own, Own) and own.extra == 1 and not hasattr(own.reducer, "rebuild")
+    try:
+        DDP(nn.ReLU())
+    except RuntimeError as error:
+        assert "doesn't have any parameter that requires a gradient" in str(error)
+    else:
+        raise AssertionError("a model without parameters")
+
+
+def optimizers_are_found() -> None:
+    """Made before the model is wrapped, and after; with a schedule and hooks; two of one model."""
+    for order in ("before", "after", "two"):
+        model = small()
+        made: List[Any] = []
+        if order == "before":
+            made.append(sgd(model))
+        wrapped = DDP(model)
+        twin = copy.deepcopy(wrapped.module)
+        if order == "after":
+            made.append(sgd(wrapped))
+        if order == "two":
+            made += [sgd(wrapped.module[0]), torch.optim.AdamW(wrapped.module[2].parameters())]
+            alone: List[Any] = [sgd(twin[0]), torch.optim.AdamW(twin[2].parameters())]
+        else:
+            alone = [sgd(twin)]
+        schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in (*made, *alone)]
+        for step in range(6):
+            for one in (*made, *alone):
+                one.zero_grad()
+            loss_of(wrapped, batch(step, dist.get_rank())).backward()
+            mean_of(twin, step)
+            for one in (*made, *alone):
+                one.step()
+            for schedule in schedules:
+                schedule.step()
+        same(wrapped.module, twin)
+        assert all(isinstance(one, p3kv.torch.Optimizer) for one in made)
+
+
+def passes_add_up_as_the_script_says() -> None:
+    """By `no_sync`, around the forward pass as torch has it; by the attribute; and without."""
+    for how in ("no_sync", "attribute", "neither"):
+        wrapped = DDP(small())
+        twin = copy.deepcopy(wrapped.module)
+        made, alone = sgd(wrapped), sgd(twin)
+        for step in range(6):
+            made.zero_grad()
+            alone.zero_grad()
+            for part in range(3):
+                wrapped.require_backward_grad_sync = how != "attribute" or part == 2
+                x = batch(10 * step + part, dist.get_rank())
+                if how == "no_sync" and part < 2:
+                    with wrapped.no_sync():
+                        loss = loss_of(wrapped, x)
+                    loss.backward()
+                else:
+                    loss_of(wrapped, x).backward()
+                mean_of(twin, 10 * step + part)
+            made.step()
+            alone.step()
+        same(wrapped.module, twin)
+
+
+def losses_reach_other_models() -> None:
+    """As a GAN's, whose critic makes several steps for each of its generator's."""
+    for critics in (1, 3):
+        pairs = []
+        for build in (small, lambda: nn.Linear(2, 1)):
+            wrapped = DDP(build())
+            twin = copy.deepcopy(wrapped.module)
+            pairs.append((wrapped, twin, sgd(wrapped), sgd(twin)))
+        (maker, maker_twin, *maker_optimizers), (critic, critic_twin, *critic_optimizers) = pairs
+
+        def of_critic(judge: nn.Module, generator: nn.Module, x: torch.Tensor) -> torch.Tensor:
+            return judge(generator(x).detach()).square().mean() - judge(x[:, :2]).mean()
+
+        def of_critic_twin(judge: nn.Module, x: torch.Tensor, maker: Any = maker_twin) -> Any:
+            return of_critic(judge, maker, x)
+
+        def of_maker_twin(maker: nn.Module, x: torch.Tensor, judge: Any = critic_twin) -> Any:
+            return judge(maker(x)).mean()
+
+        for step in range(12):
+            x = batch(step, dist.get_rank())
+            for one in critic_optimizers:
+                one.zero_grad()
+            of_critic(critic, maker, x).backward()
+            mean_of(critic_twin, step, of_critic_twin)
+            for one in critic_optimizers:
+                one.step()
+            if step % critics:
+                continue
+            for one in maker_optimizers:
+                one.zero_grad()
+            critic(maker(x)).mean().backward()
+            mean_of(maker_twin, step, of_maker_twin)
+            for one in maker_optimizers:
+                one.step()
+        same(maker.module, maker_twin)
+        same(critic.module, critic_twin)
+
+
+def gradients_leave_during_backward_once_it_is_known() -> None:
+    wrapped = DDP(small())
+    made = sgd(wrapped)
+    left = []
+    for step in range(5):
+        made.zero_grad()
+        loss_of(wrapped, batch(step, dist.get_rank())).backward()
+        left.append(made._passes.leaves)
+        made.step()
+    assert left == [False, False, True, True, True], left
+
+
+def buffers_are_rank_0_s_or_each_its_own() -> None:
+    for broadcast in (True, False):
+        wrapped = DDP(
+            nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), broadcast_buffers=broadcast
+        )
+        made = sgd(wrapped)
+        for step in range(3):
+            made.zero_grad()
+            loss_of(wrapped, batch(step, dist.get_rank())).backward()
+            made.step()
+        mean = wrapped.module[1].running_mean.clone()
+        others = [torch.empty_like(mean) for _ in range(WORKERS)]
+        dist.all_gather(others, mean)
+        assert torch.equal(*others) == broadcast
+
+
+def a_step_is_clipped_by_torch_s_function() -> None:
+    """Also of a p3kv.torch.Optimizer without a wrapper; other parameters' gradients are torch's."""
+    for wraps in (True, False):
+        model = small()
+        wrapped = DDP(model) if wraps else model
+        made = sgd(wrapped)
+        if not wraps:
+            made = p3kv.torch.Optimizer(model, made)
+        twin = copy.deepcopy(model)
+        alone = sgd(twin)
+        other = nn.Linear(4, 4)
+        for step in range(5):
+            made.zero_grad()
+            alone.zero_grad()
+            loss_of(wrapped, batch(step, dist.get_rank())).backward()
+            mean_of(twin, step)
+            found = nn.utils.clip_grad_norm_(wrapped.parameters(), 0.1)
+            expected = nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+            made.step()
+            alone.step()
+            torch.testing.assert_close(found, expected)
+            other(batch(step, 0)).sum().backward()
+            nn.utils.clip_grad.clip_grad_norm_(other.parameters(), 1e-3)
+            assert nn.utils.get_total_norm([other.weight.grad, other.bias.grad]) < 1.1e-3
+        same(model, twin)
+
+
+def what_it_can_t_train_is_refused() -> None:
+    model = small()
+    first, second = DDP(model), DDP(model)
+    made = sgd(model)
+    refused("have a parameter of shape (8, 4) in common", first, batch(0, 0))
+    del second
+    loss_of(first, batch(0, dist.get_rank())).backward()
+    made.step()
+    refused("mixed_precision=...) is torch's", lambda: DDP(small(), mixed_precision=torch.half))
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    refused(
+        "the communication hook fp16_compress_hook",
+        first.register_comm_hook,
+        None,
+        fp16_compress_hook,
+    )
+    bare = DDP(small())
+    loss_of(bare, batch(0, 0)).backward()
+    refused("no optimizer of torch.optim has parameters of the model", bare, batch(0, 0))
+    mixed = small()
+    by_hand = p3kv.torch.Optimizer(mixed, sgd(mixed))
+    wrapped = DDP(mixed)
+    refused("makes a p3kv.torch.Optimizer, too", p3kv.torch.Optimizer, wrapped, sgd(mixed))
+    refused("makes a p3kv.torch.Optimizer, too", wrapped, batch(0, 0))
+    by_hand.wait()
+
+
+CHECKS: List[Callable[[], None]] = [
+    a_wrapper_is_torch_s,
+    optimizers_are_found,
+    passes_add_up_as_the_script_says,
+    losses_reach_other_models,
+    gradients_leave_during_backward_once_it_is_known,
+    buffers_are_rank_0_s_or_each_its_own,
+    a_step_is_clipped_by_torch_s_function,
+    what_it_can_t_train_is_refused,
+]
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    for check in CHECKS:
+        if sys.argv[1:] in ([], [check.__name__]):
+            check()
+            print("right:", check.__name__, flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
