@@ -47,6 +47,7 @@ class Feature(Enum):
     SCALED_LOSS = "a loss that automatic mixed precision scales"
     CLIPPING = "clipping by the norm of all workers' gradients"
     WEIGHTS = "gradients that count by a weight in the mean of all workers"
+    DROPPING = "a step that all workers drop if it is bad on any"
     AT_ONCE = "an engine that completes each operation before it returns"
 
 
@@ -261,6 +262,22 @@ TABLE = (
         F.CLIPPING, F.SELDOM,
         "the norm is that of one step, and what workers add up is of several",
         _OTHER_RULE,
+    ),
+    Combination(
+        F.DROPPING, F.ASYNCHRONOUS,
+        "a worker's gradients change weights without a wait for what the others find",
+        "{synchronous}",
+    ),
+    Combination(
+        F.DROPPING, F.SELDOM,
+        "what is dropped is one step, and what workers add up is of several",
+        _OTHER_RULE,
+    ),
+    Combination(
+        F.DROPPING, F.REMEMBERING,
+        "the codec of gradients would send in later steps what it has not sent of a bad one, also "
+        "nan",
+        "use another codec (float16)",
     ),
     Combination(
         F.CLIPPING, F.AT_ONCE,

@@ -30,6 +30,7 @@ from p3kv.server.engine import (
     Round,
     RowsFrame,
     SendSquares,
+    SendVotes,
     SentRows,
     ServerRows,
     ServerSlice,
@@ -43,6 +44,7 @@ from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.fields import (
     EndedHeader,
+    NormHeader,
     PulledHeader,
     PullHeader,
     PullRowsHeader,
@@ -67,7 +69,7 @@ from p3kv.wire.header import (
     clock_us,
 )
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import JobSettings, Squares, encode
+from p3kv.wire.messages import JobSettings, Squares, Vote, encode
 from p3kv.wire.rows import (
     NUMBER,
     check_frame,
@@ -260,10 +262,10 @@ class Consumer:
         """Takes note of how many elements worker rank 0 has pushed here in a clipped step."""
         self.carry_out(self.engine.end_pushes(step, elems))
 
-    def scaled(self, step: int, scale: float) -> None:
+    def scaled(self, step: int, scale: float, is_dropped: bool) -> None:
         """Has the rounds of a step end, by urgency: worker rank 0 has said how its gradients are
-        scaled."""
-        for held in self.engine.state.clipped.scaled(step, scale):
+        scaled, or that they are dropped."""
+        for held in self.engine.state.clipped.scaled(step, scale, is_dropped):
             self._queue_end(0, held)
 
     def worker_left(self, rank: int) -> None:
@@ -433,6 +435,9 @@ class Consumer:
                 words = memoryview(encode(Squares(command.squares)))
                 header = StepHeader(Kind.SQUARES, self._rank, step=command.step)
                 self._workers.tell_rank_0(header, words)
+            elif isinstance(command, SendVotes):
+                vote = NormHeader(Kind.VOTE, self._rank, store=command.store, number=command.number)
+                self._workers.tell_rank_0(vote, memoryview(encode(Vote(command.drops))))
             elif isinstance(command, Blame):
                 self._workers.suspect(*command)
         return has_ended

@@ -44,6 +44,7 @@ from p3kv.wire.messages import (
     SliceSizes,
     Stalled,
     StepPushed,
+    Vote,
     encode,
 )
 
@@ -95,6 +96,8 @@ class Dispatcher(Handler):
             Kind.CLIPPED: self._begin_clipped,
             Kind.STEP_PUSHED: self._end_pushes,
             Kind.SCALE: self._take_scale,
+            Kind.VOTE: self._take_vote,
+            Kind.NORM: self._pass_norm_on,
             Kind.STATES: consumer.states.ask,
             Kind.STATE: consumer.states.take,
             Kind.STATE_BYTES: consumer.states.take_bytes,
@@ -211,10 +214,17 @@ class Dispatcher(Handler):
         self._consumer.end_pushes(header.step, pushed.elems)
 
     def _take_scale(self, connection: Connection, header: ScaleHeader, scale: Scale) -> None:
-        self._consumer.scaled(header.step, scale.scale)
+        self._consumer.scaled(header.step, scale.scale, scale.is_dropped)
         if scale.pass_on:
-            news = NormHeader(Kind.NORM, self._rank, store=header.store, number=header.number)
-            self._workers.tell(news, memoryview(encode(Norm(scale.norm))))
+            self._pass_norm_on(connection, header, Norm(scale.norm, scale.is_dropped))
+
+    def _take_vote(self, connection: Connection, header: NormHeader, vote: Vote) -> None:
+        engine = self._engine
+        self._consumer.carry_out(engine.vote(header.store, header.number, header.rank, vote.drops))
+
+    def _pass_norm_on(self, connection: Connection, header: NormHeader, norm: Norm) -> None:
+        news = NormHeader(Kind.NORM, self._rank, store=header.store, number=header.number)
+        self._workers.tell(news, memoryview(encode(norm)))
 
     # Checkpoints.
 

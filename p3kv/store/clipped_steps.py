@@ -28,6 +28,11 @@ class ClippedSteps:
         """None: steps are not clipped. Infinity: only their norm is computed."""
         self.epsilon = ClippedStep._field_defaults["epsilon"]
         """Added to the norm, by the framework's own number."""
+        self.factor = 1.0
+        """All sums are multiplied by it before their norm counts."""
+        self.drops_nonfinite = self.has_votes = False
+        """Whether a step without a finite norm is dropped, and whether each worker votes, by
+        `vote`: if any votes for it, the step is dropped."""
         self.number = 0
         """How many steps were clipped."""
         self._inside = False
@@ -51,6 +56,14 @@ class ClippedSteps:
         """The norm of all summed gradients of the last step, before they were scaled; None if no
         step has been clipped. It is known when all workers have pushed."""
         return self._own.norm(self.number) if self.number else None
+
+    def vote(self, drops: bool) -> None:
+        """Says, after the last step has ended, whether this worker drops it."""
+        self._own.vote(self.number, drops)
+
+    def is_dropped(self) -> Future[bool]:
+        """Whether the last step has been dropped; known when all workers have pushed and voted."""
+        return self._own.is_dropped(self.number)
 
     @contextmanager
     def one_step(self) -> Iterator[None]:
@@ -101,8 +114,9 @@ class ClippedSteps:
             return
         assert self.max_norm is not None
         clipped = ClippedStep(
-            self._own.number, self.number, self._step, self.max_norm, self._elems, self.epsilon
-        )
+            self._own.number, self.number, self._step, self.max_norm, self._elems, self.epsilon,
+            self.factor, self.drops_nonfinite, self.has_votes,
+        )  # fmt: skip
         self._step, self._keys, self._elems = 0, set(), {}
         self._own.end_clipped_step(clipped)
 

@@ -47,7 +47,7 @@ class OptimizerHeader(Header, frozen=True):
 
 
 class NormHeader(Header, frozen=True):
-    """Header of NORM."""
+    """Header of NORM and VOTE."""
 
     store: int = 0
     number: int = 0

@@ -104,7 +104,8 @@ class Kind(IntEnum):
     SCALE = 23, fields.ScaleHeader
     """Worker rank 0 has the norm of a step; payload Scale."""
     NORM = 24, fields.NormHeader
-    """A server tells all workers the norm of a step; payload Norm."""
+    """A server tells all workers the norm of a step; payload Norm. Worker rank 0 sends it where a
+    vote is late."""
     PUSH_ROWS = 27, fields.PushRowsHeader
     """Some of the rows that a worker has touched, for a round of a key of rows; payload as in
     `p3kv.wire.rows`."""
@@ -138,6 +139,9 @@ class Kind(IntEnum):
     CUT = 37
     """A worker whose rounds are its own has made all steps that belong to a checkpoint; before it
     pushes for later rounds. Payload CutReached."""
+    VOTE = 39, fields.NormHeader
+    """A worker says whether it drops a clipped step, or that server tells worker rank 0 whether
+    anyone does; payload Vote."""
     FORGET = 38, fields.StoreHeader
     """A worker needs a store's keys no more: all its rounds of them have ended, and it pushes for
     no later ones. When all workers have said so, servers forget them."""

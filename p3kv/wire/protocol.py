@@ -47,6 +47,7 @@ from p3kv.wire.messages import (
     Stalled,
     StateOutline,
     StepPushed,
+    Vote,
     Written,
 )
 from p3kv.wire.proofs import CHALLENGE_BYTES, HELLO_BYTES
@@ -128,6 +129,8 @@ FROM_WORKERS: Rules = {
         Kind.CLIPPED: Rule(only_rank_0=True),
         Kind.STEP_PUSHED: _message(StepPushed, only_rank_0=True),
         Kind.SCALE: _message(Scale, only_rank_0=True),
+        Kind.NORM: _message(Norm, only_rank_0=True),
+        Kind.VOTE: _message(Vote),
         Kind.CHECKPOINT: _message(Checkpoint, only_rank_0=True),
         Kind.CUT: _message(CutReached),
         Kind.WRITTEN: _message(Written),
@@ -157,6 +160,7 @@ FROM_SERVERS: Rules = {
         Kind.LOADED: Rule(),
         Kind.SQUARES: _message(Squares),
         Kind.NORM: _message(Norm),
+        Kind.VOTE: _message(Vote),
         Kind.CHECKPOINT: _message(Checkpoint),
         Kind.WRITTEN: _message(Written),
         Kind.RESUMED: _message(Resumed),

@@ -139,6 +139,7 @@ class DataPlane(Handler):
             Kind.LOADED: self.states.take_loaded,
             Kind.SQUARES: self.global_norms.take_squares,
             Kind.NORM: self.global_norms.take_norm,
+            Kind.VOTE: self.global_norms.take_votes,
             Kind.CHECKPOINT: self.checkpoints.take_asked,
             Kind.WRITTEN: self.checkpoints.take_written,
             Kind.RESUMED: self.checkpoints.take_resumed,

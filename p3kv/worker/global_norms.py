@@ -1,4 +1,5 @@
-"""Clipping by the norm of all gradients: worker rank 0 brings together what the servers have."""
+"""Steps that are scaled by the norm of all gradients, or dropped: worker rank 0 brings together
+what the servers have, and decides."""
 
 from __future__ import annotations
 
@@ -11,9 +12,13 @@ from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import NormHeader, ScaleHeader, StepHeader
 from p3kv.wire.header import Kind
-from p3kv.wire.messages import Norm, Scale, Squares, StepPushed, encode
+from p3kv.wire.messages import Norm, Scale, Squares, StepPushed, Vote, encode
 
 _log = logging.getLogger(__name__)
+
+_NONE = Norm(math.nan)
+_OF_VOTES = 0
+"""The server that counts votes, and passes norms on."""
 
 
 class ClippedStep(NamedTuple):
@@ -29,15 +34,23 @@ class ClippedStep(NamedTuple):
     """How many elements were pushed to each server, of those that got any."""
     epsilon: float = 1e-8
     """Added to the norm, by the framework's own number: a norm of zero scales nothing."""
+    factor: float = 1.0
+    """All sums are multiplied by it before their norm counts: 1 / the scale of the loss."""
+    drops_nonfinite: bool = False
+    """Whether the step is dropped if the norm is not finite."""
+    has_votes: bool = False
+    """Whether each worker votes on it."""
 
 
 class _Waiting:
-    """A step whose norm is not known yet."""
+    """A step that is not decided yet."""
 
     def __init__(self, clipped: ClippedStep) -> None:
         self.clipped = clipped
         self.missing: Set[int] = set(clipped.elems)
         self.squares: List[float] = []
+        self.norm: Optional[float] = None
+        """Once it is known."""
 
 
 class GlobalNorms:
@@ -45,7 +58,7 @@ class GlobalNorms:
 
     Servers have no connections with each other, and worker rank 0 is connected with all. It alone
     speaks here; what the others have pushed in a step follows from its own pushes. The other
-    workers only hear the norm. Belongs to the worker's thread.
+    workers only vote, and hear the norm. Belongs to the worker's thread.
     """
 
     def __init__(self, rank: int, tell: Callable[..., None], servers: Collection[int]) -> None:
@@ -56,10 +69,13 @@ class GlobalNorms:
         self._servers = servers
         self._waiting: Dict[int, _Waiting] = {}
         """By step, in the order of steps."""
-        self._norms: Dict[int, Tuple[int, float]] = {}
+        self._norms: Dict[int, Tuple[int, Norm]] = {}
         """By store: the number of the newest step whose norm is known, and the norm."""
-        self._asked: List[Tuple[int, int, Future[Any]]] = []
-        """Store, number of a clipped step, and who waits for its norm."""
+        self._votes: Dict[Tuple[int, int], bool] = {}
+        """By store and number of a step, whether any worker drops it."""
+        self._asked: List[Tuple[int, int, bool, Future[Any]]] = []
+        """Store, number of a clipped step, and who waits for its norm, or for what becomes of
+        it."""
         self._finished: Optional[Future[Any]] = None
         self._finite = True
 
@@ -77,6 +93,11 @@ class GlobalNorms:
         for server in self._servers:
             self._tell(header, encode(StepPushed(clipped.elems.get(server, 0))), [server])
 
+    def vote(self, store: int, number: int, drops: bool) -> None:
+        """Says whether this worker drops a step of which all workers vote."""
+        header = NormHeader(Kind.VOTE, self._rank, store=store, number=number)
+        self._tell(header, encode(Vote(drops)), [_OF_VOTES])
+
     def take_squares(self, connection: Connection, header: StepHeader, squares: Squares) -> None:
         """Takes a server's part of a norm."""
         waiting = self._waiting.get(header.step)
@@ -85,16 +106,25 @@ class GlobalNorms:
         waiting.missing.remove(header.rank)
         waiting.squares += squares.parts
         if not waiting.missing:
-            self._scale(waiting)
+            waiting.norm = norm_of(waiting.squares) * waiting.clipped.factor
+            self._decide(waiting)
+
+    def take_votes(self, connection: Connection, header: NormHeader, vote: Vote) -> None:
+        """Takes what all workers have voted on a step."""
+        self._votes[header.store, header.number] = vote.drops
+        for waiting in list(self._waiting.values()):
+            if (waiting.clipped.store, waiting.clipped.number) == (header.store, header.number):
+                self._decide(waiting)
 
     def take_norm(self, connection: Connection, header: NormHeader, norm: Norm) -> None:
-        """Takes a step's norm."""
-        self._norms[header.store] = (header.number, norm.norm)
+        """Takes a step's norm, and what becomes of the step."""
+        self._norms[header.store] = (header.number, norm)
         self._answer()
 
-    def ask(self, store: int, number: int, answer: Future[Any]) -> None:
-        """Answers with the norm of the step with a number, or of a later one."""
-        self._asked.append((store, number, answer))
+    def ask(self, store: int, number: int, answer: Future[Any], decided: bool = False) -> None:
+        """Answers with the norm of the step with a number, or of a later one; `decided`: with
+        whether the step is dropped."""
+        self._asked.append((store, number, decided, answer))
         self._answer()
 
     def finish(self, done: Future[Any]) -> None:
@@ -105,38 +135,54 @@ class GlobalNorms:
     def fail(self, error: BaseException) -> None:
         """Ends what waits with an error."""
         self._waiting.clear()
-        for _, _, answer in self._asked:
+        for *_, answer in self._asked:
             answer.set_exception(error)
         self._asked.clear()
         if self._finished is not None:
             self._finished.set_exception(error)
             self._finished = None
 
-    def _scale(self, waiting: _Waiting) -> None:
-        """Tells the servers how to scale the sums of a step whose squares are all there."""
-        clipped = waiting.clipped
+    def _decide(self, waiting: _Waiting) -> None:
+        """Tells the servers how to scale the sums of a step, or to drop them, once its norm and all
+        votes are there."""
+        clipped, norm = waiting.clipped, waiting.norm
+        if norm is None:
+            return
+        is_dropped = clipped.drops_nonfinite and not math.isfinite(norm)
+        if clipped.has_votes:
+            voted = self._votes.pop((clipped.store, clipped.number), None)
+            if voted is None:  # a script may wait for the norm before it votes
+                early = NormHeader(
+                    Kind.NORM, self._rank, store=clipped.store, number=clipped.number
+                )
+                self._tell(early, encode(Norm(norm)), [_OF_VOTES])
+                return
+            is_dropped = is_dropped or voted
         del self._waiting[clipped.step]
-        norm = norm_of(waiting.squares)
-        self._warn(norm, clipped)
+        if not is_dropped:
+            self._warn(norm, clipped)
         scale = 1.0
         if clipped.max_norm < math.inf:
             # A norm that is not a number stays none.
             scale = clipped.max_norm / (norm + clipped.epsilon)
             scale = 1.0 if scale > 1 else scale
+        scale *= clipped.factor
         header = ScaleHeader(
             Kind.SCALE, self._rank, store=clipped.store, number=clipped.number, step=clipped.step
         )
         for server in self._servers:
-            self._tell(header, encode(Scale(scale, norm, pass_on=server == 0)), [server])
+            told = Scale(scale, norm, server == _OF_VOTES, is_dropped)
+            self._tell(header, encode(told), [server])
         self._answer()
 
     def _answer(self) -> None:
         for asked in list(self._asked):
-            store, number, answer = asked
-            newest, norm = self._norms.get(store, (0, math.nan))
-            if newest >= number:
-                self._asked.remove(asked)
-                answer.set_result(norm)
+            store, number, decided, answer = asked
+            newest, norm = self._norms.get(store, (0, _NONE))
+            if newest < number or (decided and norm.is_dropped is None):
+                continue
+            self._asked.remove(asked)
+            answer.set_result(norm.is_dropped if decided else norm.norm)
         if self._finished is not None and not self._waiting:
             self._finished.set_result(None)
             self._finished = None

@@ -7,8 +7,10 @@ import time
 from concurrent.futures import Future
 from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
 
+import numpy as np
+
 from p3kv.checkpoints import Saved, SavedTrained
-from p3kv.codecs import CODECS, GRADIENTS, VALUES, check_codec, codec_of
+from p3kv.codecs import CODECS, GRADIENTS, VALUES, check_codec, codec_features, codec_of
 from p3kv.common import combinations, words
 from p3kv.common.combinations import Combination, Feature
 from p3kv.common.registry import Choice
@@ -246,6 +248,11 @@ class WorkerStore:
         """Whether gradients and values travel as they are in memory."""
         return CodecChoices(self._gradient_codec, self._value_codec) == CodecChoices()
 
+    def combine_with_codecs(self, features: Collection[Feature], what: str) -> None:
+        """As `combine`, with the features of the store's codecs."""
+        codecs = codec_features(self._gradient_codec, self._value_codec, np.dtype(np.float32))
+        self.combine({*features, *codecs}, what)
+
     @property
     def codec_applies_momentum(self) -> bool:
         """Whether the optimizer's momentum is applied on workers, by the codec of gradients."""
@@ -347,7 +354,7 @@ class WorkerStore:
 
     def end_clipped_step(self, clipped: ClippedStep) -> None:
         """Says that all keys of a step are pushed. Its sums are scaled so that the norm of all is
-        at most the step's `max_norm`, and then its rounds end."""
+        at most the step's `max_norm`, or dropped, and then its rounds end."""
         self._check()
         self._call_soon(self._data_plane.global_norms.end_pushes, clipped)
 
@@ -357,6 +364,18 @@ class WorkerStore:
         return self._ask(
             lambda answer: self._data_plane.global_norms.ask(self.number, number, answer)
         )
+
+    def vote(self, number: int, drops: bool) -> None:
+        """Says whether this worker has the servers drop the clipped step with this number, whose
+        rounds end when all workers have voted."""
+        self._check()
+        self._call_soon(self._data_plane.global_norms.vote, self.number, number, drops)
+
+    def is_dropped(self, number: int) -> Future[bool]:
+        """Whether the clipped step with this number is dropped on all workers, once it is known; to
+        be called before the next one begins."""
+        norms = self._data_plane.global_norms
+        return self._ask(lambda answer: norms.ask(self.number, number, answer, decided=True))
 
     def step_begins(self) -> None:
         """To be called before the first push of each step of the script: there may be a checkpoint

@@ -229,6 +229,33 @@ def test_steps_are_clipped_by_the_norm_of_the_mean_gradient() -> None:
     assert result.output.count("clipped as one process") == 3, result.output
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("Adagrad", "inf", "servers"),
+        ("AdamW", 0.02, "servers"),
+        ("AdamW", 0.02, "workers"),
+        pytest.param(("Adafactor", "inf", "servers"), marks=pytest.mark.long),
+    ],
+)
+def test_a_step_that_any_worker_finds_bad_changes_nothing_on_all(arguments: Tuple[Any]) -> None:
+    """Also with nan, gradients that lack, an exception in `backward`, and beside clipping: weights,
+    states and counts of steps are those of one process that leaves such steps out."""
+    result = job("torch_skipped.py", *arguments, P3KV_SLICE_SIZE=300)
+    assert result.code == 0, result.output
+    assert result.output.count("skipped as one process") == 2, result.output
+
+
+def test_no_step_is_dropped_of_which_a_codec_keeps_a_part() -> None:
+    result = job(
+        "torch_skipped.py", "SGD", "inf", "servers", workers=1, servers=1,
+        P3KV_GRADIENT_CODEC="topk",
+    )  # fmt: skip
+    assert result.code != 0
+    assert "opt.skip_step(): the codec of gradients would send" in result.output, result.output
+    assert "Use another codec (float16)" in result.output, result.output
+
+
 @pytest.mark.parametrize("batches", [(7, 3, 5), pytest.param((2, 5, 4), marks=pytest.mark.long)])
 def test_the_mean_is_that_of_the_workers_that_have_not_left(batches: Tuple[int, ...]) -> None:
     result = job(

@@ -152,19 +152,19 @@ BUDGETS = {
     # room: (lines, files)
     "checkpoints": (1175, 6),
     "codecs": (1165, 6),
-    "common": (1410, 13),
+    "common": (1420, 13),
     "config": (1225, 7),
     "consistency": (515, 4),
     "frontends/torch": (8600, 50),
     "processes": (2400, 12),
     "report": (1350, 9),
     "scheduler": (2300, 9),
-    "server": (5410, 22),
+    "server": (5475, 22),
     "slicing": (625, 4),
     "tools": (4075, 22),
     "transport": (625, 4),
-    "wire": (5460, 32),
-    "worker": (8460, 36),
+    "wire": (5475, 32),
+    "worker": (8520, 36),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
 beside it: raise a number only together with a reason."""

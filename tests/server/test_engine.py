@@ -9,7 +9,7 @@ import pytest
 
 from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ProtocolError
-from p3kv.server.engine import ServerRows, ServerSlice
+from p3kv.server.engine import SendVotes, ServerRows, ServerSlice
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, SliceSizes
 from p3kv.wire.rows import NUMBER, Rows
@@ -129,6 +129,13 @@ def scaled(server: Server) -> None:
     assert [one.record for one in held] == server.records
 
 
+def dropped(server: Server) -> None:
+    size = SIZE if len(server.records) == 1 else SIZE * len(server.records)
+    assert [one.step for one in server.engine.end_pushes(1, SIZE)] == [1], size
+    held = server.engine.state.clipped.scaled(1, 1.0, is_dropped=True)
+    assert {one.record for one in held} == {*server.records}
+
+
 def whole(server: Server) -> Server:
     server.engine.set_optimizer(0, AddingWhole())
     return server
@@ -234,6 +241,37 @@ def test_a_sum_of_nobody_or_of_others_only_is_refused() -> None:
     for sender, workers in ((0, 0), (1, 1)):
         with pytest.raises(ProtocolError, match=f"worker {sender} has announced no sum"):
             push_host_sum(server.records[0], sender, 1, None, workers)
+
+
+@pytest.mark.parametrize("kind", ["dense", "touched_rows", "whole"])
+def test_a_dropped_step_changes_nothing_and_the_next_one_does(kind: str) -> None:
+    """Its gradients may be nan. Those who lack one are told that others had one."""
+    slices = 2 if kind == "whole" else 1
+    server = begun(slices, "dense" if kind == "whole" else kind)
+    server = whole(server) if kind == "whole" else with_optimizer(server)
+    server.engine.begin_clipped(1)
+    every = range(len(server.records))
+    pushes(*((rank, 1, record) for record in every for rank in range(WORKERS)))(server)
+    assert server.ended() == []
+    dropped(server)
+    ends = [one for rec in server.records for one in ended(server.engine.end_rounds(rec))]
+    assert [(one.number, one.changed) for one in ends] == [(1, True)] * slices
+    assert server.value() == 0.0 and not server.engine.state.clipped.steps
+    pushes(*((rank, 2, record) for record in every for rank in range(WORKERS)))(server)
+    assert server.ended() == [2] * slices
+    assert server.value() == (2 * WORKERS if kind == "whole" else WORKERS)
+
+
+def test_votes_are_told_when_all_have_voted() -> None:
+    engine = engine_of(WORKERS)
+    for number, drops in ((1, (False, False)), (2, (True, False)), (3, (False, True))):
+        assert list(engine.vote(0, number, 1, drops[1])) == []
+        assert list(engine.vote(5, number, 1, True)) == [], "another store's"
+        with pytest.raises(
+            ProtocolError, match=f"worker 1 voted twice on the clipped step {number}"
+        ):
+            list(engine.vote(0, number, 1, False))
+        assert list(engine.vote(0, number, 0, drops[0])) == [SendVotes(0, number, any(drops))]
 
 
 @pytest.mark.parametrize("layout", ALIKE)

@@ -38,6 +38,7 @@ LETTERS = {
     Kind.PROBE: "e", Kind.SLICE_SIZES: "s", Kind.OPEN: "o", Kind.ENDED: "d", Kind.STALLED: "l",
     Kind.STATES: "a", Kind.STATE: "c", Kind.STATE_BYTES: "y", Kind.LOADED: "x",
     Kind.CLIPPED: "i", Kind.STEP_PUSHED: "j", Kind.SQUARES: "g", Kind.SCALE: "f", Kind.NORM: "n",
+    Kind.VOTE: "8",
     Kind.PUSH_ROWS: "t", Kind.PULL_ROWS: "1", Kind.ROWS: "2",
     Kind.CHECKPOINT: "3", Kind.WRITTEN: "4", Kind.RESUMED: "5", Kind.CUT: "6",
     Kind.FORGET: "7",
@@ -46,7 +47,7 @@ MOST_BYTES = {
     "C": 64,
     **dict.fromkeys("Pw", MAX_PROOF_BYTES),
     "h": 64,
-    **dict.fromkeys("kzrlscjgfn3456", WORDS),
+    **dict.fromkeys("kzrlscjgfn34568", WORDS),
     **dict.fromkeys("puv", SLICE),
 }
 MOST_BYTES.update(e=PROBE, y=MAX_STATE_BYTES)
@@ -67,8 +68,8 @@ FLAGS = {
 WELCOME = "!"
 """What the server says to a worker, in a history of what the worker says."""
 DIRECTIONS: Dict[str, Tuple[Rules, str]] = {
-    "worker": (FROM_WORKERS, "h(P(![kzpqt1resoacyijf34567]*b?)?)?"),
-    "server": (FROM_SERVERS, "C(w([uv2dsoerlcyxgn345]*b?)?)?"),
+    "worker": (FROM_WORKERS, "h(P(![kzpqt1resoacyijfn345678]*b?)?)?"),
+    "server": (FROM_SERVERS, "C(w([uv2dsoerlcyxgn3458]*b?)?)?"),
 }
 """By who speaks: the table, and the same as a regular expression of whole histories."""
 
@@ -109,7 +110,7 @@ def test_what_is_accepted_is_what_the_protocol_says(
             bool(re.fullmatch(language, history + letter))
             and header.payload_bytes <= MOST_BYTES.get(letter, 0)
             and not header.flags & ~FLAGS.get(letter, 0)
-            and (role == "server" or letter not in "zrcyijf35" or header.rank == 0)
+            and (role == "server" or letter not in "zrcyijfn35" or header.rank == 0)
             and conversation.peer in (None, header.rank)
         )
         try:

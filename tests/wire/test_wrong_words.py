@@ -164,6 +164,7 @@ TO_A_SERVER.update(
                 Kind.CLIPPED,
                 Kind.STEP_PUSHED,
                 Kind.SCALE,
+                Kind.NORM,
                 Kind.CHECKPOINT,
                 Kind.RESUMED,
             )

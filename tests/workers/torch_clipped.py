@@ -81,14 +81,34 @@ def clip() -> None:
     for norm, expected in norms:  # also of those that are read long after
         torch.testing.assert_close(norm, expected, rtol=1e-5, atol=0)
     assert sum(float(norm) > 0.1 for norm, _ in norms) > 5
+    raise_where_not_finite(optimizer, net)
     refuse_others(optimizer, net)
     print("clipped as one process")
+
+
+def raise_where_not_finite(optimizer: p3kv.torch.Optimizer, net: Net) -> None:
+    """On all workers, also where the gradients of one are bad; and the next step is one."""
+    before = [one.detach().clone() for one in net.parameters()]
+    for bad in (math.nan, math.inf):
+        optimizer.zero_grad()
+        backward(net, 0, optimizer.rank, bad if optimizer.rank == 1 else 1.0)
+        try:
+            optimizer.clip_grad_norm_(1.0, error_if_nonfinite=True)
+        except RuntimeError as error:
+            assert "norm of order 2.0 for gradients from `parameters` is non-finite" in str(error)
+        else:
+            raise AssertionError("no error")
+        assert all(map(torch.equal, net.parameters(), before))
+    optimizer.zero_grad()
+    backward(net, 0, optimizer.rank, 1.0)
+    assert 0 < optimizer.clip_grad_norm_(1.0, error_if_nonfinite=True) < 100
+    optimizer.step()
+    assert not any(map(torch.equal, net.hidden.parameters(), before))
 
 
 def refuse_others(optimizer: p3kv.torch.Optimizer, net: Net) -> None:
     for words, arguments in [
         ("norm_type is 1.0", (1.0, 1.0)),
-        ("error_if_nonfinite=True would wait", (1.0, 2.0, True)),
         ("max_norm is -1.0", (-1.0,)),
         ("max_norm is nan", (math.nan,)),
     ]:
@@ -96,6 +116,7 @@ def refuse_others(optimizer: p3kv.torch.Optimizer, net: Net) -> None:
     backward(net, 0, 0, 1.0)
     optimizer.clip_grad_norm_(1.0)
     refused("was called before in this step", optimizer.clip_grad_norm_, 1.0)
+    refused("skip_step was not called in the first step", optimizer.skip_step, False)
     optimizer.step()
 
 

@@ -29,8 +29,9 @@ class AloneSteps(Steps):
         """Whether the next step has a weight, so that it is made."""
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
+        skips = self._takes_skip()
         counts, self._counts = self._counts, True
-        if not counts:
+        if skips or not counts:
             return evaluated(closure)
         if self._trial is None:
             return own_step(self._optimizer, closure)
@@ -70,7 +71,10 @@ class CopiedSteps(AloneSteps):
             "p3kv.torch.Optimizer(model, optimizer), with the model that has its parameters"
         )
 
-    def clip(self, max_norm: float) -> NoReturn:
+    def clip(self, max_norm: float, error_if_nonfinite: bool) -> NoReturn:
+        self.step(None)
+
+    def skip(self, drops: bool) -> NoReturn:
         self.step(None)
 
     def weigh(self, weight: float) -> NoReturn:

@@ -19,7 +19,7 @@ from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimize
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.script_marks import waited
 from p3kv.frontends.torch.shared_model import SharedModel
-from p3kv.frontends.torch.steps import Number, Steps, own_step
+from p3kv.frontends.torch.steps import Number, Steps, evaluated, own_step
 from p3kv.frontends.torch.values.bucket import Bucket, Gathered, Weight
 from p3kv.store.client import Client
 from p3kv.wire.header import INITIAL_ROUND
@@ -76,6 +76,8 @@ class AverageSteps(Steps):
         self.number = own.number
         """In the order in which each worker makes its optimizers."""
         self._pass = Pass(client, shared)
+        self._has_passed = False
+        """Whether a backward pass has ended in this step."""
         self._hooks = Hooks(shared.buckets, self._ready)
         shared.begin(self)
         self._pass.begin_first()
@@ -107,14 +109,25 @@ class AverageSteps(Steps):
         if self._pass.is_open:
             self._shared.check()
             self._pass.finish()
+            self._has_passed = True
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
         self._shared.check()
         self.finish()  # what the script has caught an error of
-        returned = own_step(self._optimizer, closure)
+        skips = self._takes_skip()
+        returned = evaluated(closure) if skips else own_step(self._optimizer, closure)
+        self._has_passed = False
         self._hooks.add()
         self._shared.push_buffers()
         return returned
+
+    def skip(self, drops: bool) -> torch.Tensor:
+        if self._pass.is_open or not self._has_passed:
+            # Others wait for this worker in their backward passes, also if it has failed before.
+            self._shared.check()
+            self._pass.finish()
+            self._has_passed = True
+        return super().skip(drops)
 
     def wait(self) -> None:
         self._shared.wait()
@@ -191,8 +204,7 @@ class Pass:
         with self._pushing:
             begins = not self.is_open
             if begins:
-                self.is_open = True
-                self._pushes.one_step()
+                self._begin()
             self._came.add(id(parameter))
             if bucket.pushed:
                 self._again.add(id(bucket))
@@ -207,6 +219,8 @@ class Pass:
         """Has all gradients leave that have not, and waits until each is the mean of all workers';
         zeros of those that lack it. One that no worker has stays None."""
         with self._pushing, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            if not self.is_open:
+                self._begin()
             for bucket in self._buckets:
                 if not bucket.pushed and (id(bucket) not in self._asleep or _has_any(bucket)):
                     self._push(bucket)
@@ -234,6 +248,10 @@ class Pass:
             self._pushed, self.is_open = [], False
             self._came.clear()
             self._again.clear()
+
+    def _begin(self) -> None:
+        self.is_open = True
+        self._pushes.one_step()
 
     def _again_of(self, weight: Weight) -> bool:
         return id(self._of[id(weight.parameter)][0]) in self._again

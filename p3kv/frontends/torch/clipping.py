@@ -1,12 +1,14 @@
-"""Steps whose gradients are clipped by the norm of the mean of all workers' gradients."""
+"""Steps that servers hold until they are decided: clipped by the norm of the mean of all workers'
+gradients, or dropped."""
 
 from __future__ import annotations
 
 import math
 import threading
+from abc import abstractmethod
 from collections import deque
 from concurrent.futures import Future
-from typing import Any, Callable, Deque, Optional
+from typing import Any, Callable, Deque, List, Optional, Union
 
 import torch
 
@@ -21,12 +23,21 @@ _EPSILON = 1e-6
 """Added to the norm, as in torch."""
 
 
-class Clipping:
-    """Has the servers hold a script's steps for their norms, if its first step is clipped.
+NOT_FINITE = (
+    "The total norm of order 2.0 for gradients from `parameters` is non-finite, so it cannot be "
+    "clipped. To disable this error and scale the gradients by the non-finite norm anyway, set "
+    "`error_if_nonfinite=False`"
+)
+"""What torch raises."""
 
-    Servers must know that a step is clipped before its first gradient comes, and the script says so
+
+class Clipping:
+    """Has the servers hold a script's steps until they are decided, if its first step says so: by
+    the norm of all gradients, by what workers vote, or by whether a scaled loss has overflowed.
+
+    Servers must know that a step is held before its first gradient comes, and the script says so
     after `backward`. So no gradient of the first step leaves before the script has shown whether it
-    clips. If it does, servers hold all later steps, too, and gradients leave during `backward`.
+    is. If it is, servers hold all later steps, too, and gradients leave during `backward`.
     Belongs to the script's thread.
     """
 
@@ -42,107 +53,201 @@ class Clipping:
         self._steps = steps
         self._workers = workers
         self._barrier = barrier
-        self._in_step = False
-        """Whether this step has been clipped."""
-        self._norms: Deque[LateNorm] = deque()
+        self._is_clipped = self.has_clipped = False
+        """Whether this step has been clipped, so that servers know of its end, and whether any
+        has."""
+        self._votes: Optional[bool] = None
+        """Whether each worker votes on each step; None: in the first step, so it does."""
+        self._drops = False
+        """Whether this worker drops the step."""
+        self._outcomes: List[LateFlag] = []
+        """Of this step, to be known once it has ended."""
+        self._late: Deque[Late] = deque()
         """Those that may be late still."""
         self.is_known = False
-        """Whether the script has shown if it clips, so that gradients may leave."""
+        """Whether the script has shown if it holds steps, so that gradients may leave."""
         steps.epsilon = workers * _EPSILON
 
-    def begin(self) -> None:
-        """To be called when a step is to be clipped, before its last gradients leave. Raises
-        NotSupportedError where this comes too late."""
-        if self._in_step:
-            raise NotSupportedError("clip_grad_norm_ was called before in this step: call it once")
+    def begin(self, call: str) -> None:
+        """To be called when a step is to be held, before its last gradients leave. Raises
+        NotSupportedError where this comes too late for `call`."""
         if self._steps.clips:
             return
         if self.is_known:
             raise NotSupportedError(
-                "clip_grad_norm_ was not called in the first step, so gradients have left without "
-                "being held for their norm: call it in each step from the first one on, with "
-                "max_norm=math.inf in those that are not to be clipped"
+                f"{call} was not called in the first step, so gradients have left without being "
+                f"held for it: call it in each step from the first one on{_IN_OTHER_STEPS[call]}"
             )
-        self._own.combine({Feature.CLIPPING}, "opt.clip_grad_norm_()")
+        if call == "clip_grad_norm_":
+            self._own.combine({Feature.CLIPPING}, f"opt.{call}()")
         self._steps.clip(math.inf, self._barrier)
+        self._steps.has_votes = True
         self.is_known = True
 
-    def clip(self, max_norm: float) -> torch.Tensor:
-        """Clips the step, all gradients of which have left; returns the norm of the mean gradient,
-        for which whoever reads it waits."""
+    def begin_clip(self, drops_nonfinite: bool) -> None:
+        """To be called when a step is to be clipped, and perhaps to be dropped; raises as
+        `begin`."""
+        if self._is_clipped:
+            raise NotSupportedError("clip_grad_norm_ was called before in this step: call it once")
+        if drops_nonfinite:
+            self._check_dropping("opt.clip_grad_norm_(error_if_nonfinite=True)")
+        self.begin("clip_grad_norm_")
+        self.has_clipped = True
+
+    def clip(self, max_norm: float, drops_nonfinite: bool) -> LateNorm:
+        """Clips the step, all gradients of which have left; returns the norm of the mean gradient.
+        `drops_nonfinite`: the step is dropped if that is not finite."""
         # Nobody may have read those that came with the weights. Where workers go on with older
         # values, later ones are under way.
-        while self._norms and self._norms[0].is_known:
-            self._norms.popleft().take()
-        self._in_step = True
-        self._steps.max_norm = max_norm * self._workers
-        self._steps.end()
-        of_sum, norm = self._steps.norm(), torch.zeros((), device="cpu")
-        assert of_sum is not None
-        self._norms.append(LateNorm(norm, of_sum, self._workers))
+        while self._late and self._late[0].is_known:
+            self._late.popleft().take()
+        self._is_clipped = True
+        self._steps.drops_nonfinite |= drops_nonfinite
+        self._end(max_norm * self._workers)
+        norm = LateNorm(self._steps.norm(), self._workers)
+        self._late.append(norm)
         return norm
 
+    def skip(self, drops: bool) -> torch.Tensor:
+        """Has all workers drop the step, if any of them says so; returns whether it is dropped."""
+        if self._votes is False:
+            raise NotSupportedError(
+                "skip_step was not called in the first step, so servers do not wait for what "
+                "workers say: call it in each step from the first one on, with False in those that "
+                "are not to be skipped"
+            )
+        if self._votes is None:
+            self._check_dropping("opt.skip_step()")
+        self.begin("skip_step")
+        self._drops |= drops
+        outcome = LateFlag()
+        self._outcomes.append(outcome)
+        return outcome.tensor
+
     def end_step(self) -> None:
-        """To be called when all gradients of a step have left, clipped or not."""
-        if self._steps.clips and not self._in_step:
-            self._steps.max_norm = math.inf
-            self._steps.end()
-        self._in_step = False
+        """To be called when all gradients of a step have left, held or not."""
+        steps = self._steps
+        if steps.clips:
+            if not self._is_clipped:
+                self._end(math.inf)
+            if steps.has_votes:
+                steps.vote(self._drops)
+            if self._votes is None:
+                self._votes = steps.has_votes = bool(self._outcomes)
+            while self._late and self._late[0].is_known:
+                self._late.popleft().take()
+            if self._outcomes:
+                is_dropped = steps.is_dropped()
+                for outcome in self._outcomes:
+                    outcome.comes(is_dropped)
+                self._late += self._outcomes
+                self._outcomes = []
+        self._is_clipped = self._drops = False
         self.is_known = True
 
+    def script_ends(self) -> None:
+        """To be called when no step follows, also where the script has left the last one open."""
+        if self._is_clipped and self._steps.has_votes:
+            self._steps.vote(self._drops)
+            self._is_clipped = False
+
     def wait(self) -> None:
-        """Waits for all norms."""
-        while self._norms:
-            self._norms.popleft().take()
+        """Waits for all that is late, and is not of an open step."""
+        while self._late:
+            self._late.popleft().take()
+
+    def _check_dropping(self, what: str) -> None:
+        """Raises NotSupportedError where no step can be dropped."""
+        self._own.combine_with_codecs({Feature.DROPPING}, what)
+
+    def _end(self, max_norm: float) -> None:
+        self._steps.max_norm = max_norm
+        self._steps.end()
+        self._steps.drops_nonfinite = False
 
 
-class LateNorm(Watcher):
-    """A norm that is under way."""
+_IN_OTHER_STEPS = {
+    "clip_grad_norm_": ", with max_norm=math.inf in those that are not to be clipped",
+    "skip_step": ", with False in those that are not to be skipped",
+}
 
-    def __init__(self, norm: torch.Tensor, of_sum: Future[float], workers: int) -> None:
-        """`of_sum` is the norm of the sum of all gradients. Whoever reads `norm` waits from now
-        on."""
-        self._norm = norm
-        self._of_sum = of_sum
-        self._workers = workers
+
+class Late(Watcher):
+    """A number of a step that is under way: whoever reads `tensor` waits for it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._of: Optional[Future[Any]] = None
         self._is_late = True
         self._taking = threading.Lock()
-        watch(self, (norm,))
+        watch(self, (tensor,))
+
+    def comes(self, of: Future[Any]) -> None:
+        """Says by what it will be known."""
+        self._of = of
 
     @property
     def is_known(self) -> bool:
         """Whether nobody has to wait."""
-        return self._of_sum.done()
+        return self._of is not None and self._of.done()
 
     def read(self, tensor: torch.Tensor, function: Any) -> None:
         may_begin_forward()
         self.take()
 
     def take(self, tensor: Optional[torch.Tensor] = None) -> None:
-        """Waits for the norm, unless it is there. Raises the job's failure."""
+        """Waits for the number, unless it is there. Raises the job's failure, and
+        NotSupportedError before the step has ended by which it is known."""
         if not self._is_late:
             return
-        of_sum = waited(self._of_sum.result)
+        if self._of is None:
+            raise NotSupportedError(
+                "whether a step is skipped is known only after opt.step(), when all workers have "
+                "said: read what skip_step returns after it"
+            )
+        number = waited(self._of.result)
         with self._taking:
             if self._is_late:
                 with torch._C.DisableTorchFunctionSubclass():
-                    self._norm.fill_(of_sum / self._workers)
-                unwatch(self, (self._norm,))
+                    self.tensor.fill_(self._made_of(number))
+                unwatch(self, (self.tensor,))
                 self._is_late = False
 
+    @abstractmethod
+    def _made_of(self, number: Any) -> Union[float, bool]:
+        """The number of what has come."""
 
-def checked(max_norm: Any, norm_type: Any, error_if_nonfinite: bool) -> float:
+
+class LateNorm(Late):
+    """The norm of the mean of all workers' gradients."""
+
+    def __init__(self, of_sum: Optional[Future[float]], workers: int) -> None:
+        """`of_sum` is the norm of the sum of all gradients."""
+        assert of_sum is not None
+        super().__init__(torch.zeros((), device="cpu"))
+        self._workers = workers
+        self.comes(of_sum)
+
+    def _made_of(self, number: float) -> float:
+        return number / self._workers
+
+
+class LateFlag(Late):
+    """Whether a step is dropped."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.zeros((), dtype=torch.bool, device="cpu"))
+
+    def _made_of(self, number: bool) -> bool:
+        return number
+
+
+def checked(max_norm: Any, norm_type: Any) -> float:
     """The number to clip to; ConfigError for one that is not a number from 0 on, NotSupportedError
     for what servers can't do."""
     if float(norm_type) != 2:
         raise NotSupportedError(
             f"norm_type is {norm_type}; servers compute the norm of type 2 only"
-        )
-    if error_if_nonfinite:
-        raise NotSupportedError(
-            "error_if_nonfinite=True would wait for the norm before any weight is updated; read "
-            "the norm that is returned, or set P3KV_CHECK_FINITE=1, which ends the job and names "
-            "the gradient"
         )
     number = float(max_norm)
     if not number >= 0:

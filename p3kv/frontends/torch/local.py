@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence
 from weakref import ReferenceType, ref
 
 import torch
 
 from p3kv.common.combinations import Feature
+from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
@@ -106,6 +107,13 @@ class LocalSteps(Steps):
             hook.remove()
         self._hooks = []
         return loss
+
+    def skip(self, drops: bool) -> NoReturn:
+        raise NotSupportedError(
+            "opt.skip_step has all workers skip a step, and by a rule by which each worker trains "
+            "by itself, such as local, none knows what the others do in a step: do not call "
+            "opt.step() where this worker's gradients are bad, but opt.zero_grad()"
+        )
 
     def _update(self, closure: Optional[Callable[[], Any]]) -> Any:
         """Has the script's optimizer update the weights; returns what the closure returns."""

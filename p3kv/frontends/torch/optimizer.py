@@ -195,12 +195,28 @@ class Optimizer(torch.optim.Optimizer):
         To be called between `backward` and `step`, from the first step on, by all workers; worker
         rank 0's number counts, and may change with each step. math.inf clips nothing, as do steps
         without a call. Returns at once. Whoever reads the norm that it returns waits until the
-        gradients of all workers are there.
+        gradients of all workers are there. `error_if_nonfinite` waits for it: if the norm is nan or
+        infinite, all workers raise torch's RuntimeError, the step is over, and no weight changes.
 
         Raises ConfigError for a number below 0, NotSupportedError for another norm than that of
-        type 2, for `error_if_nonfinite`, and where the first call comes after the first step.
+        type 2, and where the first call comes after the first step.
         """
-        return self._steps.clip(checked(max_norm, norm_type, error_if_nonfinite))
+        return self._steps.clip(checked(max_norm, norm_type), bool(error_if_nonfinite))
+
+    def skip_step(self, if_any: Union[bool, torch.Tensor]) -> torch.Tensor:
+        """Has all workers skip this step if `if_any` is true on any of them: no weight, no state of
+        the optimizer and no count of its steps changes, whatever the gradients are.
+
+        To be called between `backward` and `step`, from the first step on, by all workers, each
+        with its own truth: a bool, or a tensor with one element, which is read at once. Of several
+        calls in a step, one that is true is enough. The step still ends by `step`. Returns a bool
+        tensor of shape () on the CPU, the same on all workers: whether the step is skipped. Whoever
+        reads it waits for all workers' steps; it can be read after `step`.
+
+        Raises NotSupportedError where the first call comes after the first step, and where what is
+        returned is read before `step`.
+        """
+        return self._steps.skip(bool(if_any))
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Refused once the optimizer is attached: the servers know its parameters."""
@@ -364,7 +380,7 @@ def watch_clipping() -> None:
         given = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
         steps = trained_by(given)
         if isinstance(steps, ServerSteps):
-            return steps.clip(checked(max_norm, norm_type, error_if_nonfinite))
+            return steps.clip(checked(max_norm, norm_type), error_if_nonfinite)
         norm: torch.Tensor = clip(given, max_norm, norm_type, error_if_nonfinite, foreach)
         return norm
 

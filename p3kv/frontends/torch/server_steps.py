@@ -10,7 +10,7 @@ import torch
 
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.clipping import Clipping
+from p3kv.frontends.torch.clipping import NOT_FINITE, Clipping
 from p3kv.frontends.torch.exchange import refuse_second
 from p3kv.frontends.torch.hooks import Hooks
 from p3kv.frontends.torch.optimizers.optimizer_settings import needs_whole
@@ -119,19 +119,34 @@ class ServerSteps(Steps):
             if is_complete:
                 self._exchange.push(bucket)
 
-    def clip(self, max_norm: float) -> torch.Tensor:
+    def clip(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         self._shared.check()
         check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
         if self._weighs:
             self._own.combine({Feature.WEIGHTS, Feature.CLIPPING}, "opt.clip_grad_norm_()")
-        self._clipping.begin()
+        self._clipping.begin_clip(error_if_nonfinite)
         self._begin()
         self._exchange.push_remaining(self._shared.buckets)
-        return self._clipping.clip(max_norm)
+        norm = self._clipping.clip(max_norm, error_if_nonfinite)
+        if error_if_nonfinite:
+            norm.take()
+            if not norm.tensor.isfinite():
+                self._end_step()
+                raise RuntimeError(NOT_FINITE)
+        return norm.tensor
+
+    def skip(self, drops: bool) -> torch.Tensor:
+        self._shared.check()
+        check_all_stay(self._worker.settings, "a step that any worker may have skipped")
+        return self._clipping.skip(drops)
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
         loss = evaluated(closure)
         self._shared.check()
+        self._end_step()
+        return loss
+
+    def _end_step(self) -> None:
         self._check_groups()
         self._begin()
         self._exchange.push_remaining(self._shared.buckets)
@@ -151,7 +166,6 @@ class ServerSteps(Steps):
         self._exchange.end_step()
         self._has_left = False
         self._states.step_ends(self._parameters.values())
-        return loss
 
     def _begin(self) -> None:
         """To be called before gradients leave: the servers get what the script has changed in the
@@ -230,6 +244,10 @@ class ServerSteps(Steps):
         self._shared.wait()
         self._clipping.wait()
 
+    def settle(self) -> None:
+        self._clipping.script_ends()
+        self.wait()
+
     def synchronize(self) -> None:
         self.wait()
         self._shared.pull()
@@ -237,7 +255,7 @@ class ServerSteps(Steps):
     def weigh(self, weight: float) -> None:
         self._shared.check()
         if not self._weighs:
-            clips = {Feature.CLIPPING} if self._pushes.clipping.clips else set()
+            clips = {Feature.CLIPPING} if self._clipping.has_clipped else set()
             self._own.combine({Feature.WEIGHTS, *clips}, "opt.weigh()")
             self._weighs = True
         self._exchange.weigh(weight)

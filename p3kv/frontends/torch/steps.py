@@ -22,6 +22,9 @@ class Steps(ABC):
     Belongs to the script's thread.
     """
 
+    _skips = False
+    """Whether this step is skipped."""
+
     updates = "workers"
     """Who updates the weights."""
 
@@ -40,9 +43,24 @@ class Steps(ABC):
         """Has the weights be those of this step for whoever reads them from now on; returns what
         the closure returns."""
 
-    def clip(self, max_norm: float) -> torch.Tensor:
-        """Clips the step by the norm of its gradients, which is returned."""
-        return torch.nn.utils.clip_grad_norm_(parameters_of(self._optimizer), max_norm)
+    def clip(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
+        """Clips the step by the norm of its gradients, which is returned. `error_if_nonfinite`:
+        raises RuntimeError if that is not finite."""
+        return torch.nn.utils.clip_grad_norm_(
+            parameters_of(self._optimizer), max_norm, error_if_nonfinite=error_if_nonfinite
+        )
+
+    def skip(self, drops: bool) -> torch.Tensor:
+        """Has no weight change by the step if any worker's `drops` is true; returns whether
+        any's is, which may be known after the step."""
+        drops = bool(self.sum(int(drops)))
+        self._skips |= drops
+        return torch.tensor(drops)
+
+    def _takes_skip(self) -> bool:
+        """Whether the step that ends is skipped."""
+        skips, self._skips = self._skips, False
+        return skips
 
     def trains(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether the optimizer has these parameters and no others, but frozen ones."""

@@ -1,6 +1,6 @@
 """Decisions of a server, without sockets, queues and threads."""
 
-from p3kv.server.engine.engine import Answer, Blame, Command, Engine, Pull, SendSquares
+from p3kv.server.engine.engine import Answer, Blame, Command, Engine, Pull, SendSquares, SendVotes
 from p3kv.server.engine.keys import ServerKey
 from p3kv.server.engine.rounds import OwnRounds, Record, Round, Wait
 from p3kv.server.engine.rows import RowsFrame, SentRows, ServerRows
@@ -22,6 +22,7 @@ __all__ = [
     "Round",
     "RowsFrame",
     "SendSquares",
+    "SendVotes",
     "SentRows",
     "ServerKey",
     "ServerRows",

@@ -58,6 +58,14 @@ class SendSquares(NamedTuple):
     squares: List[float]
 
 
+class SendVotes(NamedTuple):
+    """Command: tell worker rank 0 whether any worker drops a clipped step; all have voted."""
+
+    store: int
+    number: int
+    drops: bool
+
+
 class Blame(NamedTuple):
     """Command: end the job because of a worker."""
 
@@ -66,7 +74,7 @@ class Blame(NamedTuple):
     hint: str
 
 
-Command = Union[Round[Any], Answer, Pull, SendSquares, Blame]
+Command = Union[Round[Any], Answer, Pull, SendSquares, SendVotes, Blame]
 """What a server is to do. A round: it has ended; send the value to its workers, unless they must
 wait for others (`Round.answered`), before the next command is asked for."""
 
@@ -172,6 +180,13 @@ class Engine:
         """Note how many elements worker rank 0 has pushed here in a clipped step, that is all."""
         self.state.clipped.end_pushes(step, elems)
         return self._complete_squares()
+
+    def vote(self, store: int, number: int, rank: int, drops: bool) -> Iterator[Command]:
+        """Count a worker's vote on whether the clipped step with a number is dropped."""
+        clipped = self.state.clipped
+        is_dropped = clipped.vote(store, number, rank, drops, self.state.num_workers)
+        if is_dropped is not None:
+            yield SendVotes(store, number, is_dropped)
 
     def leave(self, rank: int) -> Sequence[Round[Any]]:
         """Have rounds go on without a worker from now on; return those that may end now, or have

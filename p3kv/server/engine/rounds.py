@@ -86,7 +86,8 @@ class Round(Generic[S]):
         self.answered = False
         """Whether its workers may have the value, and need not wait for others any more."""
         self.changed = True
-        """Once it is answered: whether its workers get another value than they had."""
+        """Once it is answered: whether its workers get another value than they had, or would have
+        in a step that is dropped: those that lack a gradient know so whether others had one."""
         self.behind = 0
         """Once it is answered: of the owner's rounds until this one, how many the value has for
         which it lacks another worker's."""

@@ -395,13 +395,13 @@ class ServerRows(Record[RowsSum]):
     def _update(self, current: Round[RowsSum], end: int, ends: bool) -> None:
         """Have a round's sum of rows before `end` change the value."""
         numbers, elements = current.sum.take(end)
+        if ends and not self._scale(current, elements):
+            return
         self._make(numbers)
         checks_finite = self.plan.state.checks_finite
         if checks_finite:
             check_sum(elements, self.name, current.number)
         current.sum.updated_rows = end
-        if ends:
-            self._scale(current, elements)
         optimizer, step = self.plan.optimizer, self.rounds.settings_step(current)
         if optimizer is None:
             before, self._summed = self._summed, numbers
@@ -415,9 +415,10 @@ class ServerRows(Record[RowsSum]):
             self._note_changes(None)
         self._note_changes(numbers)
 
-    def _scale(self, current: Round[RowsSum], total: Optional[np.ndarray]) -> None:
-        if current.is_counted:
-            self.plan.state.clipped.scale(current.step, self.size_elems, total)
+    def _scale(self, current: Round[RowsSum], total: Optional[np.ndarray]) -> bool:
+        """Scale a held round's sum; return whether it may change the value."""
+        clipped = self.plan.state.clipped
+        return not current.is_counted or clipped.scale(current.step, self.size_elems, total)
 
     def _begin_changes(self) -> None:
         """To be called before the next round changes the value."""

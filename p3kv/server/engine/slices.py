@@ -283,8 +283,10 @@ class ServerSlice(Record[SliceSum]):
                 part = Part(self.offset, INITIAL_ROUND, self._step)
                 self.plan.encoder(0).sent_as_it_is(self.known_value().array, part)
         else:
-            if current.is_counted:
-                self.plan.state.clipped.scale(current.step, self.length, total.array)
+            clipped = self.plan.state.clipped
+            if current.is_counted and not clipped.scale(current.step, self.length, total.array):
+                self.plan.state.pool.put(total)
+                return
             value, rows, before = self.value, self.plan.zero_rows, None
             if value is None or value.sends:
                 value = self._value_to_change()
@@ -323,22 +325,30 @@ class ServerSlice(Record[SliceSum]):
             )
         have = [slice_._begin_update(current) for slice_, current in zip(slices, rounds)]
         if have[0]:
-            totals = [current.sum.total() for current in rounds]
-            for slice_, current, total in zip(slices, rounds, totals):
-                if current.is_counted:
-                    plan.state.clipped.scale(current.step, slice_.length, total.array)
-            joined = np.concatenate([total.array for total in totals])
-            for total in totals:
-                total.retire()
-            values = [slice_._value_to_change() for slice_ in slices]
-            weight = np.concatenate([value.array for value in values])
-            assert plan.optimizer is not None
-            step = self.rounds.settings_step(rounds[0])
-            plan.optimizer.update(plan.declared, WHOLE, weight, joined, step)
-            for slice_, value in zip(slices, values):
-                value.array[:] = weight[slice_.offset : slice_.offset + slice_.length]
+            self._update_together(rounds)
         for slice_, current in zip(slices, rounds):
             slice_.rounds.end(current, have[0])
+
+    def _update_together(self, rounds: List[Round[SliceSum]]) -> None:
+        plan, slices = self.plan, self.of_key
+        totals = [current.sum.total() for current in rounds]
+        is_dropped = False
+        for slice_, current, total in zip(slices, rounds, totals):
+            if current.is_counted:
+                clipped = plan.state.clipped
+                is_dropped = not clipped.scale(current.step, slice_.length, total.array)
+        joined = None if is_dropped else np.concatenate([total.array for total in totals])
+        for total in totals:
+            total.retire()
+        if joined is None:
+            return
+        values = [slice_._value_to_change() for slice_ in slices]
+        weight = np.concatenate([value.array for value in values])
+        assert plan.optimizer is not None
+        step = self.rounds.settings_step(rounds[0])
+        plan.optimizer.update(plan.declared, WHOLE, weight, joined, step)
+        for slice_, value in zip(slices, values):
+            value.array[:] = weight[slice_.offset : slice_.offset + slice_.length]
 
     def begin_at(self, round: int, value: np.ndarray) -> None:
         """Take the value of a round over from slices of another size."""

@@ -85,7 +85,8 @@ class BufferPool:
 
 
 class ClippedStep:
-    """This server's part of a step whose gradients are clipped by the norm of all."""
+    """This server's part of a step that is held until all of its gradients are judged: by their
+    norm, and by what workers say."""
 
     def __init__(self) -> None:
         self.held: List[Any] = []
@@ -96,17 +97,21 @@ class ClippedStep:
         self.pushed_elems: Optional[int] = None
         """Elements that worker rank 0 has pushed in the step, once it has pushed all."""
         self.scale: Optional[float] = None
-        """Factor of all sums, once worker rank 0 knows the norm."""
+        """Factor of all sums, once worker rank 0 has decided."""
+        self.is_dropped = False
+        """Whether all sums are dropped, and change nothing."""
         self.unscaled_elems = 0
 
 
 class ClippedSteps:
-    """Steps whose rounds are held until worker rank 0 has said how their gradients are scaled.
+    """Steps whose rounds are held until worker rank 0 has said how their gradients are scaled, or
+    that they are dropped: their rounds end, and change nothing.
 
     A step is rank 0's: each round belongs to the step in which rank 0 has pushed for it. Rank 0
     says that a step is clipped before its first slice, and how many elements it has pushed to this
     server after the last. When the sums of all these elements are complete, the sum of their
-    squares goes to rank 0, which has those of all servers and so the norm.
+    squares goes to rank 0, which has those of all servers and so the norm. Where any worker may
+    have a step be dropped, each votes on one server, as in a two-phase commit.
     """
 
     def __init__(self, exact: bool) -> None:
@@ -115,6 +120,9 @@ class ClippedSteps:
         """By number; mostly none."""
         self.complete: List[int] = []
         """Steps whose squares are to go to worker rank 0."""
+        self._votes: Dict[Tuple[int, int], Dict[int, bool]] = {}
+        """By store and number of a step, whether each rank that has voted drops it. Not by the
+        step: a checkpoint may have rank 0 count one more than the others."""
         self._exact = exact
 
     def begin(self, step: int) -> None:
@@ -143,27 +151,42 @@ class ClippedSteps:
                 clipped.squares = [sum(clipped.squares) + sum_of_squares(total)]
         self._look(step, clipped)
 
-    def scaled(self, step: int, scale: float) -> List[Any]:
-        """Takes the factor of a step's gradients; returns the rounds that need not wait for it."""
+    def vote(self, store: int, number: int, rank: int, drops: bool, workers: int) -> Optional[bool]:
+        """Takes a worker's vote; returns whether the step is dropped, once all `workers` have
+        voted."""
+        votes = self._votes.setdefault((store, number), {})
+        if rank in votes:
+            raise ProtocolError(f"worker {rank} voted twice on the clipped step {number}")
+        votes[rank] = drops
+        if len(votes) < workers:
+            return None
+        del self._votes[store, number]
+        return any(votes.values())
+
+    def scaled(self, step: int, scale: float, is_dropped: bool = False) -> List[Any]:
+        """Takes the factor of a step's gradients, or that it is dropped; returns the rounds that
+        need not wait for it."""
         clipped = self._known(step)
         if clipped.complete_elems != clipped.pushed_elems or clipped.scale is not None:
             raise ProtocolError(f"it scaled the clipped step {step}, whose norm is not known")
-        clipped.scale = scale
+        clipped.scale, clipped.is_dropped = scale, is_dropped
         clipped.unscaled_elems = clipped.complete_elems
         if not clipped.held:
             del self.steps[step]
         return clipped.held
 
-    def scale(self, step: int, elems: int, total: Optional[np.ndarray]) -> None:
-        """Scales the sum of a counted round that ends, if it has one."""
+    def scale(self, step: int, elems: int, total: Optional[np.ndarray]) -> bool:
+        """Scales the sum of a counted round that ends, if it has one; returns whether the sum may
+        change the value, and is not dropped."""
         clipped = self.steps[step]
         assert clipped.scale is not None
-        if total is not None and clipped.scale != 1.0:
+        if total is not None and clipped.scale != 1.0 and not clipped.is_dropped:
             with np.errstate(invalid="ignore", under="ignore"):
                 np.multiply(total, total.dtype.type(clipped.scale), out=total)
         clipped.unscaled_elems -= elems
         if clipped.unscaled_elems == 0:
             del self.steps[step]
+        return not clipped.is_dropped
 
     def _known(self, step: int) -> ClippedStep:
         clipped = self.steps.get(step)

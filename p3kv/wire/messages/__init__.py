@@ -86,6 +86,7 @@ from p3kv.wire.messages.data import (
     Stalled,
     StateOutline,
     StepPushed,
+    Vote,
 )
 from p3kv.wire.messages.failure import (
     Failure,
@@ -202,6 +203,7 @@ __all__ = [
     "StoreMade",
     "TimeTold",
     "ToScheduler",
+    "Vote",
     "Welcomed",
     "Whereabouts",
     "WorkerNumbers",

@@ -11,7 +11,7 @@ from p3kv.config import MAX_SLICE_ELEMS
 from p3kv.errors import ProtocolError
 from p3kv.wire.messages.depth import MAX_DEPTH, is_too_deep
 
-PROTOCOL_VERSION = 35
+PROTOCOL_VERSION = 36
 TOKEN_BYTES = 16
 """The job's token is random, and other in each run. It is part of the key of data connections."""
 MAX_PROOF_BYTES = 4096

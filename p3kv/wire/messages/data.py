@@ -209,12 +209,22 @@ class Scale(Message, frozen=True):
     """Norm of all sums before."""
     pass_on: bool
     """Whether the server tells all workers the norm."""
+    is_dropped: bool = False
+    """Whether the step changes nothing: no sum comes to the optimizer."""
 
 
 class Norm(Message, frozen=True):
-    """The norm of all sums of a step."""
+    """The norm of all sums of a step, and what becomes of the step."""
 
     norm: float
+    is_dropped: Optional[bool] = None
+    """Whether the step changes nothing; None: not decided."""
+
+
+class Vote(Message, frozen=True):
+    """Whether a worker, or in a server's answer any, has a step change nothing."""
+
+    drops: bool
 
 
 class StateOutline(Message, frozen=True):

@@ -31,9 +31,10 @@ _CHANGE_BEFORE = (
     f"of opt.step(); {_NO_SYNC}"
 )
 LEAVE_OUT_BEFORE = (
-    "call zero_grad after opt.step(). To leave out a step, do so before backward, on all workers "
-    "alike, or multiply the loss by 0, since no worker knows what the others do; to leave out a "
-    f"parameter, freeze it (requires_grad=False) before the forward pass; {_NO_SYNC}"
+    "call zero_grad after opt.step(). To leave out a step, call opt.skip_step(True) and "
+    "opt.step(): all workers call skip_step in each step, and all leave it out if it is true on "
+    "any; to leave out a parameter, freeze it (requires_grad=False) before the forward pass; "
+    f"{_NO_SYNC}"
 )
 
 
