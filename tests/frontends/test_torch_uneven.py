@@ -50,3 +50,18 @@ def test_the_sums_of_a_host_are_weighted() -> None:
 @pytest.mark.parametrize("codec", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
 def test_what_a_codec_rounds_is_weighted(codec: str) -> None:
     passes("is right by weights", "torch_weighed.py", 0.05, P3KV_GRADIENT_CODEC=codec)
+
+
+@pytest.mark.parametrize(
+    ("how", "servers"), [("all", 2), ("present", 1), ("samples", 2), ("clipped", 2)]
+)
+def test_a_worker_without_batches_is_absent_until_all_have_none(how: str, servers: int) -> None:
+    """Also worker 0, and in an epoch of which a worker has no batch; of two optimizers at once."""
+    passes("is right with", "torch_joined.py", how, servers=servers, P3KV_SLICE_SIZE=30)
+
+
+def test_a_job_that_allows_no_epochs_of_different_lengths_ends_with_the_shorter_one() -> None:
+    result = job("torch_joined.py", "refused", workers=3)
+    assert result.code != 0
+    assert "this worker has no batch left, and workers [0, 2] have" in result.output
+    assert "worker 1" in result.output.splitlines()[-1], result.output

@@ -155,7 +155,7 @@ BUDGETS = {
     "common": (1420, 13),
     "config": (1225, 7),
     "consistency": (515, 4),
-    "frontends/torch": (8600, 50),
+    "frontends/torch": (8700, 50),
     "processes": (2400, 12),
     "report": (1350, 9),
     "scheduler": (2300, 9),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import Any, Callable, NoReturn, Optional
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, NoReturn, Optional
 
 import torch
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.environment import has_launcher
+from p3kv.frontends.torch.joining import How
 from p3kv.frontends.torch.steps import Number, Steps, evaluated, own_step
 from p3kv.frontends.torch.trials import TorchTrial
 
@@ -42,6 +44,9 @@ class AloneSteps(Steps):
 
     def wait(self) -> None:
         pass
+
+    def joined(self, how: How) -> ContextManager[None]:
+        return nullcontext()
 
     def weigh(self, weight: float) -> None:
         """A mean of one is that one, whatever its weight; and nothing if that is 0."""

@@ -185,18 +185,25 @@ class Buffers:
             for where in [where for where, keeper in kept.items() if keeper is self]:
                 del kept[where]
 
-    def push(self, step: int) -> None:
+    def push(self, step: int, giver: int = 0) -> None:
         """Has buffers be those of all workers for whoever reads them from now on, at the end of a
-        step."""
+        step; worker `giver`'s, where they are one's."""
         self._step = max(self._step, step)
         if self._how != OWN:
-            self._push(lambda pack: self._how == AVERAGE and pack.dtype.is_floating_point)
+            self._push(lambda pack: self._how == AVERAGE and pack.dtype.is_floating_point, giver)
 
-    def _push(self, averages: Callable[[Pack], bool]) -> None:
+    @property
+    def are_one_worker_s(self) -> bool:
+        """Whether all have those of one worker."""
+        return self._how == BROADCAST or (
+            self._how == AVERAGE and not all(one.dtype.is_floating_point for one in self._packs)
+        )
+
+    def _push(self, averages: Callable[[Pack], bool], giver: int = 0) -> None:
         for pack in self._packs:
             pack.take()
             self._own.count_push(self._step)
-            pack.push(self._worker, self._step, averages(pack), self._weights)
+            pack.push(self._worker, self._step, averages(pack), giver, self._weights)
 
     def _weights(self) -> Memory:
         return Memory(one for user in self._users for one in user.weights)
@@ -339,13 +346,18 @@ class Pack(Arriving):
         self._begin(worker, INITIAL_ROUND, 0, gives, not gives, pulls, 1)
 
     def push(
-        self, worker: Worker, step: int, averages: bool, weights: Callable[[], Memory]
+        self,
+        worker: Worker,
+        step: int,
+        averages: bool,
+        giver: int,
+        weights: Callable[[], Memory],
     ) -> None:
-        """All take worker rank 0's values, or the mean. Buffers that have taken the place of others
-        may be aliases of `weights`, which are not written then."""
+        """All take worker `giver`'s values, or the mean. Buffers that have taken the place of
+        others may be aliases of `weights`, which are not written then."""
         self.key.round += 1
         self._find_aliases(weights)
-        gives, lands = averages or worker.rank == 0, averages or worker.rank != 0
+        gives, lands = averages or worker.rank == giver, averages or worker.rank != giver
         divisor = worker.num_workers if averages else 1
         self._begin(worker, self.key.round, step, gives, lands, self.key.pulls, divisor)
 
@@ -359,7 +371,7 @@ class Pack(Arriving):
         pulls: int,
         divisor: int,
     ) -> None:
-        if divisor > 1:
+        if divisor > 1 or not gives:
             self._sent = None
         source = self.gathered() if gives else None
 

@@ -64,6 +64,9 @@ class Clipping:
         """Of this step, to be known once it has ended."""
         self._late: Deque[Late] = deque()
         """Those that may be late still."""
+        self._last = math.inf, False
+        """To what the last step was clipped, and whether it was to be dropped unless its norm was
+        finite."""
         self.is_known = False
         """Whether the script has shown if it holds steps, so that gradients may leave."""
         steps.epsilon = workers * _EPSILON
@@ -145,6 +148,13 @@ class Clipping:
         self._is_clipped = self._drops = False
         self.is_known = True
 
+    def clip_as_before(self) -> None:
+        """Clips the step as the last one: this worker has no batch for it, and says nothing new."""
+        if self._steps.clips:
+            max_norm, self._steps.drops_nonfinite = self._last
+            self._end(max_norm)
+            self._is_clipped = True
+
     def script_ends(self) -> None:
         """To be called when no step follows, also where the script has left the last one open."""
         if self._is_clipped and self._steps.has_votes:
@@ -161,6 +171,7 @@ class Clipping:
         self._own.combine_with_codecs({Feature.DROPPING}, what)
 
     def _end(self, max_norm: float) -> None:
+        self._last = max_norm, self._steps.drops_nonfinite
         self._steps.max_norm = max_norm
         self._steps.end()
         self._steps.drops_nonfinite = False

@@ -51,6 +51,8 @@ class Exchange:
         self._in_step = False
         self._weight = self._next_weight = 1.0
         """By what this worker's gradients of the step count in the mean, and those of the next."""
+        self._adds = self._next_adds = True
+        """Whether these gradients leave."""
         self._enters = False
         """Whether weights are read unseen, and modules that have them wait when they are called."""
         self._pushing = threading.RLock()
@@ -66,20 +68,20 @@ class Exchange:
             weight.staging.copy_(weight.parameter.data)
         self._begun(bucket, INITIAL_ROUND, pushes=True, lands=False)(bucket.staging)
 
-    def weigh(self, weight: float) -> None:
-        """Has this worker's gradients count by `weight` in the mean of the step that is to begin.
-        Raises NotSupportedError where it has begun."""
+    def weigh(self, weight: float, adds: bool = True) -> None:
+        """Has this worker's gradients count by `weight` in the mean of the step that is to begin;
+        without `adds` they are none. Raises NotSupportedError where the step has begun."""
         if self._in_step:
             raise NotSupportedError(
                 "opt.weigh() was called after gradients of the step had left: call it before "
                 "backward"
             )
-        self._next_weight = weight
+        self._next_weight, self._next_adds = weight, adds and weight > 0
 
     @property
     def leaves_out(self) -> bool:
-        """Whether this worker's gradients of the step count for nothing, and do not leave."""
-        return not (self._weight if self._in_step else self._next_weight)
+        """Whether this worker's gradients of the step do not leave."""
+        return not (self._adds if self._in_step else self._next_adds)
 
     def note(self, bucket: Bucket, weights: Iterable[Weight], in_step: bool = False) -> None:
         """Gradients of a bucket are complete, and must stay as they are until the value is there.
@@ -264,6 +266,7 @@ class Exchange:
             self.asleep.settle()
             self._in_step = True
             self._weight, self._next_weight = self._next_weight, 1.0
+            self._adds, self._next_adds = self._next_adds, True
             self._pushes.one_step()
             self.asleep.begin_step()
 

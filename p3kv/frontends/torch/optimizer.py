@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type, Union
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tuple, Type, Union
 
 import torch
 
@@ -14,6 +14,7 @@ from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import AloneSteps, CopiedSteps, warn_alone
 from p3kv.frontends.torch.averages import AverageSteps
 from p3kv.frontends.torch.clipping import checked
+from p3kv.frontends.torch.joining import How
 from p3kv.frontends.torch.local import LocalSteps
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of, why_servers_can_t
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
@@ -250,6 +251,29 @@ class Optimizer(torch.optim.Optimizer):
         if not 0 <= number < math.inf:
             raise ConfigError(f"opt.weigh() takes a number of samples from 0 on, not {samples!r}")
         self._steps.weigh(float(number))
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> ContextManager[None]:
+        """An epoch in which workers may have different numbers of batches, as
+        DistributedDataParallel's `join`: all workers make its steps inside `with
+        optimizer.join():`. At its end a worker waits for those that have batches, takes part in
+        their steps without a gradient, and has the same weights as they when all are at the end.
+
+        The mean is by the number of all workers, or of those that have a batch for the step if
+        `divide_by_initial_world_size` is False. `enable=False` does nothing, and by
+        `throw_on_early_termination` the job ends where a worker has fewer batches. Several
+        optimizers may have such epochs at once: `with first.join(), second.join():`.
+
+        Raises NotSupportedError by consistency rules by which no worker waits for others, and
+        ConfigError where steps are weighed and absent workers are to count.
+        """
+        if not enable:
+            return nullcontext()
+        return self._steps.joined(How(divide_by_initial_world_size, throw_on_early_termination))
 
     def sum(self, number: Any) -> Union[int, float]:
         """The sum of one number over all workers, such as a loss or a count of samples, the same

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    NoReturn,
+    Optional,
+    Tuple,
+)
 
 import torch
 
 from p3kv.common.combinations import Feature
-from p3kv.errors import NotSupportedError
+from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.clipping import NOT_FINITE, Clipping
 from p3kv.frontends.torch.exchange import refuse_second
 from p3kv.frontends.torch.hooks import Hooks
+from p3kv.frontends.torch.joining import Attendance, How, joined
 from p3kv.frontends.torch.optimizers.optimizer_settings import needs_whole
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.optimizers.states import (
@@ -27,6 +38,7 @@ from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
 from p3kv.frontends.torch.steps import Number, Steps, evaluated
 from p3kv.frontends.torch.table import Table
+from p3kv.frontends.torch.values.asleep import Asleep
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
 from p3kv.frontends.torch.values.written import copied, is_written
 from p3kv.server.optimizer import State
@@ -86,7 +98,11 @@ class ServerSteps(Steps):
         )
         self._hooks = Hooks(shared.buckets, self._ready)
         self._weighs = False
-        """Whether the script has weighed a step."""
+        """Whether workers' gradients may count by other weights than 1."""
+        self._attendance: Optional[Attendance] = None
+        """Who makes a step, where the script has told of an epoch."""
+        self._joined: Optional[How] = None
+        """Of an epoch in which workers may have different numbers of batches."""
         self._has_left = False
         """Whether gradients of a step have left, and it has not ended."""
         self._beginning = threading.Lock()
@@ -146,10 +162,13 @@ class ServerSteps(Steps):
         self._end_step()
         return loss
 
-    def _end_step(self) -> None:
+    def _end_step(self, is_absent: bool = False) -> None:
+        """`is_absent`: this worker has no batch, and so no gradient."""
         self._check_groups()
-        self._begin()
+        self._begin(is_absent)
         self._exchange.push_remaining(self._shared.buckets)
+        if is_absent:
+            self._clipping.clip_as_before()
         self._clipping.end_step()
         self._hooks.add()
         self._check_settings()
@@ -162,12 +181,51 @@ class ServerSteps(Steps):
                 bucket.step_ends()
                 self._hooks.step_ends(bucket)
                 bucket.arm()
-        self._shared.push_buffers()
+        self._shared.push_buffers(None if self._joined is None else self._attendance)
         self._exchange.end_step()
         self._has_left = False
         self._states.step_ends(self._parameters.values())
 
-    def _begin(self) -> None:
+    def joined(self, how: How) -> ContextManager[None]:
+        return joined(self, how)
+
+    @property
+    def attendance(self) -> Attendance:
+        assert self._attendance is not None
+        return self._attendance
+
+    @property
+    def asleep(self) -> Asleep:
+        return self._exchange.asleep
+
+    def begin_epoch(self, how: How) -> None:
+        self._shared.check()
+        if self._own.own_rounds:
+            raise NotSupportedError(
+                "opt.join() waits for the workers that have batches, and by this consistency rule "
+                "no worker waits for others: leave it out"
+            )
+        if self._weighs and how.counts_absent:
+            self._refuse_count()
+        if not how.counts_absent:
+            self._note_weights("opt.join(divide_by_initial_world_size=False)")
+        if self._attendance is None:
+            self._attendance = Attendance(self._worker, self._own)
+        self._joined = how
+
+    def end_epoch(self) -> None:
+        self._joined = None
+
+    def say_absent(self) -> None:
+        self.attendance.say(self._pushes.step, False)
+
+    def step_absent(self) -> None:
+        assert self._joined is not None
+        self._exchange.weigh(1.0 if self._joined.counts_absent else 0.0, adds=False)
+        self._shared.check()
+        self._end_step(is_absent=True)
+
+    def _begin(self, is_absent: bool = False) -> None:
         """To be called before gradients leave: the servers get what the script has changed in the
         optimizer's state."""
         if self._has_left:
@@ -190,6 +248,8 @@ class ServerSteps(Steps):
                             f"the optimizer's state of the table '{weight.name}' was loaded or "
                             "changed, and it is on the servers: leave it out of the state_dict"
                         )
+            if self._joined is not None and not is_absent:
+                self.attendance.say(self._pushes.step, True)
             self._have_states = self._has_left = True
 
     def _check_settings(self) -> None:
@@ -254,11 +314,23 @@ class ServerSteps(Steps):
 
     def weigh(self, weight: float) -> None:
         self._shared.check()
+        if self._joined is not None and self._joined.counts_absent:
+            self._refuse_count()
+        self._note_weights("opt.weigh()")
+        self._exchange.weigh(weight)
+
+    def _note_weights(self, what: str) -> None:
         if not self._weighs:
             clips = {Feature.CLIPPING} if self._clipping.has_clipped else set()
-            self._own.combine({Feature.WEIGHTS, *clips}, "opt.weigh()")
+            self._own.combine({Feature.WEIGHTS, *clips}, what)
             self._weighs = True
-        self._exchange.weigh(weight)
+
+    @staticmethod
+    def _refuse_count() -> NoReturn:
+        raise ConfigError(
+            "opt.weigh() says how many samples a worker has, and opt.join() would count one "
+            "without batches as 1 sample: use opt.join(divide_by_initial_world_size=False)"
+        )
 
     def sum(self, number: Number) -> Number:
         return self._shared.worker.sum(number)

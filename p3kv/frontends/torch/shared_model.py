@@ -23,6 +23,7 @@ from p3kv.frontends.torch.buffer_places import (
 )
 from p3kv.frontends.torch.buffers import Alias, Buffers, Untrained
 from p3kv.frontends.torch.exchange import Exchange
+from p3kv.frontends.torch.joining import Attendance
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.refusals import (
@@ -166,12 +167,15 @@ class SharedModel:
         """All parameters as tensors."""
         return [weight.parameter for weight in self.every]
 
-    def push_buffers(self) -> None:
+    def push_buffers(self, attendance: Optional[Attendance] = None) -> None:
         """Has buffers be those of all workers, at the end of a step. Where workers go on without
-        each other, they go on with those that they have."""
+        each other, they go on with those that they have. `attendance`: of those that have a batch
+        for the step, the first one's buffers are those of all."""
         if own_or_shared(None, self._own.rule) != OWN:
+            of_one = any(buffers.are_one_worker_s for buffers in self._buffers)
+            giver = attendance.present()[0] if attendance is not None and of_one else 0
             for buffers in self._buffers:
-                buffers.push(self.pushes.step)
+                buffers.push(self.pushes.step, giver)
         for alias in self._aliases:
             alias.arm()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Union
 
 import torch
 
 from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.joining import How
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.optimizers.states import ServerStates
 from p3kv.frontends.torch.values.compiled import own_name
@@ -87,6 +88,13 @@ class Steps(ABC):
     @abstractmethod
     def weigh(self, weight: float) -> None:
         """Has this process's gradients of the next step count by `weight` in the mean."""
+
+    def joined(self, how: How) -> ContextManager[None]:
+        """An epoch in which workers may have different numbers of batches."""
+        raise NotSupportedError(
+            "opt.join() needs servers that update the weights: a worker without batches would not "
+            "make the others' updates. Use updates='servers' and P3KV_CONSISTENCY=bulk_synchronous"
+        )
 
     @abstractmethod
     def sum(self, number: Number) -> Number:

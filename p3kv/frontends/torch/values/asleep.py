@@ -24,6 +24,8 @@ from p3kv.worker.transfers import Push, WorkerKey
 from p3kv.worker.worker import Worker
 
 _DTYPE = "int32"
+HEARD = threading.Event()
+"""Set when all workers have said something that this one may wait for."""
 
 
 class Asleep(Watcher):
@@ -117,6 +119,11 @@ class Asleep(Watcher):
                 self._armed = [weight.parameter for one in asleep for weight in one.weights]
                 watch(self, self._armed)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether `settle` need not wait."""
+        return not self._waits or self._there.is_set()
+
     def settle(self) -> List[Bucket]:
         """Waits for what others have said; returns the buckets that they have woken."""
         if not self._waits:
@@ -154,6 +161,7 @@ class Asleep(Watcher):
         """Called in the worker's thread."""
         self._error = error
         self._there.set()
+        HEARD.set()
 
     def _declared(self) -> WorkerKey:
         key = self._own.declare(

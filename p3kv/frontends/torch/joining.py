@@ -1,0 +1,168 @@
+"""Epochs of different lengths: a worker without batches is absent from the steps of the others."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import Iterator, List, NamedTuple, NoReturn, Optional, Protocol
+
+import torch
+
+from p3kv.errors import NotSupportedError, P3Error
+from p3kv.frontends.torch.script_marks import waited
+from p3kv.frontends.torch.values.asleep import HEARD, Asleep
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.worker.stores import WorkerStore
+from p3kv.worker.transfers import Push
+from p3kv.worker.worker import Worker
+
+
+class How(NamedTuple):
+    """What a script says of the workers that have no batches left."""
+
+    counts_absent: bool = True
+    """Whether the mean is by the number of all workers, and not of those that have a batch."""
+    refuses: bool = False
+    """Whether the job ends where a worker has fewer batches than others."""
+
+
+class Joined(Protocol):
+    """The steps of an optimizer in such an epoch."""
+
+    @property
+    def attendance(self) -> Attendance:
+        """Who makes them."""
+
+    @property
+    def asleep(self) -> Asleep:
+        """Parameters that nobody trains, which another worker may wake in each step."""
+
+    def begin_epoch(self, how: How) -> None:
+        """Has all workers say in each step that they have a batch."""
+
+    def end_epoch(self) -> None:
+        """All workers are over."""
+
+    def say_absent(self) -> None:
+        """Says that this worker has no batch for the next step."""
+
+    def step_absent(self) -> None:
+        """Takes part in a step of the others without a gradient, and takes its values."""
+
+
+class Attendance:
+    """Which workers have a batch for a step: each says so before its gradients leave, by one small
+    key, and who has none waits for what the others say. Belongs to whoever makes the steps."""
+
+    def __init__(self, worker: Worker, own: WorkerStore) -> None:
+        """`own`: the optimizer's store; all workers make this."""
+        self._worker = worker
+        self._own = own
+        workers = worker.num_workers
+        self._said = torch.zeros(workers, dtype=torch.int32, device="cpu")
+        self._heard = torch.zeros_like(self._said)
+        self._there = threading.Event()
+        self._there.set()
+        self._error: Optional[BaseException] = None
+        self._key = own.declare(
+            "who has a batch", (workers,), "int32", "which workers have a batch", beside=True
+        )
+        if worker.rank == 0:
+            said_at = self._said.data_ptr()
+            worker.begin(Push(self._key, INITIAL_ROUND, 0, said_at, None, _ignore))
+
+    def say(self, step: int, has_batch: bool) -> None:
+        """Says whether this worker has a batch for its next step; `step` is the one before. Waits
+        until all have said so of that."""
+        self.present()
+        key = self._key
+        key.round += 1
+        self._own.count_push(step)
+        self._said[self._worker.rank] = has_batch
+        self._there.clear()
+        at = self._said.data_ptr(), self._heard.data_ptr()
+        push = Push(key, key.round, step, *at, self._arrived)
+        push.after_pulls = key.pulls
+        self._worker.begin(push)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether all workers have said it."""
+        return self._there.is_set()
+
+    def present(self) -> List[int]:
+        """Ranks of the workers that have a batch for the step of which this one has spoken last, in
+        ascending order. Waits until all have said so; raises the job's failure."""
+        if not self._there.is_set():
+            waited(self._there.wait)
+        if self._error is not None:
+            raise self._error
+        return [rank for rank, has_batch in enumerate(self._heard.tolist()) if has_batch]
+
+    def _arrived(self, error: Optional[BaseException]) -> None:
+        """Called in the worker's thread."""
+        self._error = error
+        self._there.set()
+        HEARD.set()
+
+
+@contextmanager
+def joined(steps: Joined, how: How) -> Iterator[None]:
+    """Has the steps inside be those of an epoch in which workers may have different numbers of
+    batches. It ends when all workers are at its end.
+
+    Where several optimizers have such epochs at once, who is at the end of all of them makes the
+    absent steps of all: those of the others may wait for each other.
+    """
+    if steps in _open:
+        raise NotSupportedError("opt.join() was called inside of opt.join(): leave the inner out")
+    steps.begin_epoch(how)
+    _open.append(steps)
+    try:
+        yield
+    except BaseException:
+        _open.remove(steps)
+        steps.end_epoch()
+        raise
+    if steps is _open[0]:
+        every, _open[:] = [*_open], []
+        _step_absent(every, how)
+
+
+def _step_absent(every: List[Joined], how: How) -> None:
+    """Makes the steps for which other workers have batches, of each optimizer as they come."""
+    for steps in every:
+        steps.say_absent()
+    while every:
+        HEARD.clear()
+        for steps in every:
+            if steps.asleep.is_heard:
+                steps.asleep.settle()
+        for steps in [one for one in every if one.attendance.is_there]:
+            if not steps.attendance.present():
+                steps.asleep.settle()  # all have made all of its steps
+                steps.end_epoch()
+                every.remove(steps)
+                continue
+            if how.refuses:
+                _refuse(steps.attendance.present())
+            steps.step_absent()
+            steps.say_absent()
+            HEARD.set()
+        if every:
+            waited(HEARD.wait)
+
+
+def _refuse(present: List[int]) -> NoReturn:
+    raise P3Error(
+        f"this worker has no batch left, and workers {present} have: give all the same number, or "
+        "leave throw_on_early_termination out of opt.join()"
+    )
+
+
+def _ignore(error: Optional[BaseException]) -> None:
+    """An initial value has left, or the job has failed, which others say."""
+
+
+_open: List[Joined] = []
+"""Those whose epochs have begun, and not ended."""
