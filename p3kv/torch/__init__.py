@@ -4,7 +4,7 @@
 import os
 
 from p3kv.frontends.torch.embedding import Embedding
-from p3kv.frontends.torch.optimizer import Optimizer, watch_clipping
+from p3kv.frontends.torch.optimizer import Optimizer, watch_clipping, watch_scalers
 from p3kv.frontends.torch.refusals import watch_wrappers
 from p3kv.frontends.torch.values import compiled
 from p3kv.frontends.torch.values.watched import before_fork, watch_collectives
@@ -12,6 +12,7 @@ from p3kv.frontends.torch.values.watched import before_fork, watch_collectives
 compiled.install()
 watch_wrappers()
 watch_clipping()
+watch_scalers()
 watch_collectives()
 os.register_at_fork(before=before_fork)
 

@@ -246,6 +246,14 @@ def test_a_step_that_any_worker_finds_bad_changes_nothing_on_all(arguments: Tupl
     assert result.output.count("skipped as one process") == 2, result.output
 
 
+@pytest.mark.parametrize("max_norm", ["inf", 0.02])
+def test_a_scaler_of_losses_is_as_in_one_process(max_norm: Any) -> None:
+    """Bit for bit where steps are not clipped; gradients leave during `backward`."""
+    result = job("torch_scaled.py", max_norm, P3KV_SLICE_SIZE=300)
+    assert result.code == 0, result.output
+    assert result.output.count("scaled as one process") == 2, result.output
+
+
 def test_no_step_is_dropped_of_which_a_codec_keeps_a_part() -> None:
     result = job(
         "torch_skipped.py", "SGD", "inf", "servers", workers=1, servers=1,

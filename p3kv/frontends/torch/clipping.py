@@ -58,9 +58,9 @@ class Clipping:
         has."""
         self._votes: Optional[bool] = None
         """Whether each worker votes on each step; None: in the first step, so it does."""
-        self._drops = False
-        """Whether this worker drops the step."""
-        self._outcomes: List[LateFlag] = []
+        self._has_said = self._drops = False
+        """Whether the script has said in this step if this worker drops it, and whether it does."""
+        self._outcomes: List[Late] = []
         """Of this step, to be known once it has ended."""
         self._late: Deque[Late] = deque()
         """Those that may be late still."""
@@ -122,10 +122,27 @@ class Clipping:
         if self._votes is None:
             self._check_dropping("opt.skip_step()")
         self.begin("skip_step")
+        self._has_said = True
         self._drops |= drops
-        outcome = LateFlag()
+        outcome = LateFlag("what skip_step returns")
         self._outcomes.append(outcome)
         return outcome.tensor
+
+    def unscale(self, factor: float) -> torch.Tensor:
+        """Has all gradients of the step be multiplied by `factor` before their norm counts, and the
+        step be dropped where a sum of them is not finite; returns 1.0 then, and else 0.0."""
+        if self._is_clipped:
+            raise NotSupportedError(
+                "opt.clip_grad_norm_() was called before scaler.step(), which unscales gradients "
+                "that were clipped as they were: call scaler.unscale_(optimizer) before"
+            )
+        if not self._steps.clips:
+            self._check_dropping("GradScaler")
+        self.begin("GradScaler")
+        self._steps.factor, self._steps.drops_nonfinite = factor, True
+        overflow = LateOverflow("whether gradients have overflowed")
+        self._outcomes.append(overflow)
+        return overflow.tensor
 
     def end_step(self) -> None:
         """To be called when all gradients of a step have left, held or not."""
@@ -136,16 +153,15 @@ class Clipping:
             if steps.has_votes:
                 steps.vote(self._drops)
             if self._votes is None:
-                self._votes = steps.has_votes = bool(self._outcomes)
+                self._votes = steps.has_votes = self._has_said
             while self._late and self._late[0].is_known:
                 self._late.popleft().take()
-            if self._outcomes:
-                is_dropped = steps.is_dropped()
-                for outcome in self._outcomes:
-                    outcome.comes(is_dropped)
-                self._late += self._outcomes
-                self._outcomes = []
-        self._is_clipped = self._drops = False
+            for outcome in self._outcomes:
+                is_norm = isinstance(outcome, LateOverflow)
+                outcome.comes(steps.norm() if is_norm else steps.is_dropped())
+            self._late += self._outcomes
+            self._outcomes = []
+        self._is_clipped = self._has_said = self._drops = False
         self.is_known = True
 
     def clip_as_before(self) -> None:
@@ -174,27 +190,30 @@ class Clipping:
         self._last = max_norm, self._steps.drops_nonfinite
         self._steps.max_norm = max_norm
         self._steps.end()
-        self._steps.drops_nonfinite = False
+        self._steps.factor, self._steps.drops_nonfinite = 1.0, False
 
 
 _IN_OTHER_STEPS = {
     "clip_grad_norm_": ", with max_norm=math.inf in those that are not to be clipped",
     "skip_step": ", with False in those that are not to be skipped",
+    "GradScaler": "",
 }
 
 
 class Late(Watcher):
     """A number of a step that is under way: whoever reads `tensor` waits for it."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, called: str) -> None:
         self.tensor = tensor
+        self._called = called
         self._of: Optional[Future[Any]] = None
         self._is_late = True
         self._taking = threading.Lock()
         watch(self, (tensor,))
 
-    def comes(self, of: Future[Any]) -> None:
+    def comes(self, of: Optional[Future[Any]]) -> None:
         """Says by what it will be known."""
+        assert of is not None
         self._of = of
 
     @property
@@ -213,8 +232,8 @@ class Late(Watcher):
             return
         if self._of is None:
             raise NotSupportedError(
-                "whether a step is skipped is known only after opt.step(), when all workers have "
-                "said: read what skip_step returns after it"
+                f"{self._called} is known only after opt.step(), when all workers have called it: "
+                "read it then"
             )
         number = waited(self._of.result)
         with self._taking:
@@ -234,8 +253,7 @@ class LateNorm(Late):
 
     def __init__(self, of_sum: Optional[Future[float]], workers: int) -> None:
         """`of_sum` is the norm of the sum of all gradients."""
-        assert of_sum is not None
-        super().__init__(torch.zeros((), device="cpu"))
+        super().__init__(torch.zeros((), device="cpu"), "the norm")
         self._workers = workers
         self.comes(of_sum)
 
@@ -246,11 +264,21 @@ class LateNorm(Late):
 class LateFlag(Late):
     """Whether a step is dropped."""
 
-    def __init__(self) -> None:
-        super().__init__(torch.zeros((), dtype=torch.bool, device="cpu"))
+    def __init__(self, called: str) -> None:
+        super().__init__(torch.zeros((), dtype=torch.bool, device="cpu"), called)
 
     def _made_of(self, number: bool) -> bool:
         return number
+
+
+class LateOverflow(Late):
+    """Whether a sum of gradients is not finite, as a number, which torch's scalers want."""
+
+    def __init__(self, called: str) -> None:
+        super().__init__(torch.zeros((), device="cpu"), called)
+
+    def _made_of(self, number: float) -> float:
+        return float(not math.isfinite(number))
 
 
 def checked(max_norm: Any, norm_type: Any) -> float:

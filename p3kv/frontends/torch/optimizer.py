@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tuple, Type, Union
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from p3kv import config
 from p3kv.errors import ConfigError, NotSupportedError
@@ -389,6 +390,33 @@ def _copied(
     copy._steps = CopiedSteps(copy) if this_process.is_worker() else AloneSteps(copy)
     copy._place, copy._resumed_steps = place, resumed_steps
     return copy
+
+
+def watch_scalers() -> None:
+    """Has torch's GradScaler leave gradients to the servers that have them, and always step there:
+    they know whether gradients of any worker have overflowed, and drop the step then."""
+    unscale, step = GradScaler._unscale_grads_, GradScaler._maybe_opt_step
+
+    @functools.wraps(unscale)
+    def _unscale_grads_(
+        self: Any, optimizer: Any, inv_scale: torch.Tensor, *others: Any, **named: Any
+    ) -> Dict[torch.device, torch.Tensor]:
+        steps = getattr(optimizer, "_steps", None)
+        if isinstance(steps, ServerSteps):
+            return {inv_scale.device: steps.unscale(float(inv_scale))}
+        found: Dict[torch.device, torch.Tensor] = unscale(
+            self, optimizer, inv_scale, *others, **named
+        )
+        return found
+
+    @functools.wraps(step)
+    def _maybe_opt_step(self: Any, optimizer: Any, state: Any, *given: Any, **named: Any) -> Any:
+        if isinstance(getattr(optimizer, "_steps", None), ServerSteps):
+            return optimizer.step(*given, **named)
+        return step(self, optimizer, state, *given, **named)
+
+    GradScaler._unscale_grads_ = _unscale_grads_
+    GradScaler._maybe_opt_step = _maybe_opt_step
 
 
 def watch_clipping() -> None:

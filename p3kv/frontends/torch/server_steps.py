@@ -376,14 +376,17 @@ class ServerSteps(Steps):
             held[parameter].update(values)
         self._worker.barrier("to load optimizer states")
 
-    @property
-    def takes_scaled_gradients(self) -> bool:
-        """Refused: GradScaler unscales gradients that have left, and a worker knows of its own
-        overflows alone."""
-        raise NotSupportedError(
-            "GradScaler changes gradients after they have left; train in bfloat16 or float32, "
-            "which need no scaling, or give GradScaler(enabled=False)"
-        )
+    takes_scaled_gradients = False  # the scaler asks `unscale`
+
+    def unscale(self, factor: float) -> torch.Tensor:
+        """Has servers multiply the gradients of the step by `factor`, and drop it where a sum of
+        them is not finite; returns whether one is, 1.0 or 0.0, which is known after the step."""
+        self._shared.check()
+        check_all_stay(self._worker.settings, "a step of scaled gradients")
+        every = self._parameters.values()
+        if any(one.dtype is torch.float16 and one.grad is not None for one in every):
+            raise ValueError("Attempting to unscale FP16 gradients.")  # as torch
+        return self._clipping.unscale(factor)
 
     def _frozen(self) -> List[Unpushed]:
         """Copies for a checkpoint of what servers do not have: frozen weights that the script has
