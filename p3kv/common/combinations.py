@@ -305,11 +305,6 @@ TABLE = (
         "have the servers update the weights (updates='servers')",
     ),
     Combination(
-        F.WEIGHTS, F.CLIPPING,
-        "the norm is that of the mean, for which workers divide by their number",
-        "do without one of both",
-    ),
-    Combination(
         F.LOCAL_AGGREGATION, F.ASYNCHRONOUS,
         "each worker's push is a round by itself", _SEND_ALL, None,
     ),

@@ -432,7 +432,7 @@ class Consumer:
             elif isinstance(command, Answer):
                 self._answer(command.round)
             elif isinstance(command, SendSquares):
-                words = memoryview(encode(Squares(command.squares)))
+                words = memoryview(encode(Squares(command.squares, command.share)))
                 header = StepHeader(Kind.SQUARES, self._rank, step=command.step)
                 self._workers.tell_rank_0(header, words)
             elif isinstance(command, SendVotes):

@@ -106,7 +106,8 @@ class GlobalNorms:
         waiting.missing.remove(header.rank)
         waiting.squares += squares.parts
         if not waiting.missing:
-            waiting.norm = norm_of(waiting.squares) * waiting.clipped.factor
+            # As if each worker counted alike: who asks divides by their number.
+            waiting.norm = norm_of(waiting.squares) * waiting.clipped.factor * squares.share
             self._decide(waiting)
 
     def take_votes(self, connection: Connection, header: NormHeader, vote: Vote) -> None:

@@ -47,6 +47,10 @@ def test_the_sums_of_a_host_are_weighted() -> None:
     )  # fmt: skip
 
 
+def test_steps_are_clipped_by_the_norm_of_the_weighted_mean() -> None:
+    passes("is right by weights", "torch_weighed.py", 1e-5, "clipped", P3KV_SLICE_SIZE=300)
+
+
 @pytest.mark.parametrize("codec", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
 def test_what_a_codec_rounds_is_weighted(codec: str) -> None:
     passes("is right by weights", "torch_weighed.py", 0.05, P3KV_GRADIENT_CODEC=codec)

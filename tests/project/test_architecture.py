@@ -159,11 +159,11 @@ BUDGETS = {
     "processes": (2400, 12),
     "report": (1350, 9),
     "scheduler": (2300, 9),
-    "server": (5475, 22),
+    "server": (5490, 22),
     "slicing": (625, 4),
     "tools": (4075, 22),
     "transport": (625, 4),
-    "wire": (5475, 32),
+    "wire": (5490, 32),
     "worker": (8520, 36),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more

@@ -1,7 +1,7 @@
 """Workers have different numbers of batches in each epoch: the numbers of one process.
 
-Argument: by what the mean is divided ("all", "present", or "samples"), or "clipped" beside all;
-"refused", where a worker has no batch left.
+Argument: by what the mean is divided: "all", "present", or "samples", where steps are clipped, too;
+"clipped" beside all; "refused", where a worker has no batch left.
 """
 
 import p3kv.torch  # noqa: I001
@@ -16,6 +16,7 @@ from torch import nn
 from torch_refusals import refused
 
 HOW = sys.argv[1]
+CLIPS = HOW in ("clipped", "samples")
 EPOCHS = [(3, 3, 3), (5, 2, 4), (1, 3, 3), (0, 2, 0), (2, 0, 1)]
 """By epoch and rank."""
 
@@ -69,7 +70,7 @@ def step_alone(
         after = after or copy.deepcopy(net.norm.state_dict())
     assert after is not None
     net.norm.load_state_dict({**net.norm.state_dict(), **buffers(after)})
-    if HOW == "clipped":
+    if CLIPS:
         nn.utils.clip_grad_norm_(alone[1].param_groups[0]["params"], 0.05)
     for optimizer in alone:
         optimizer.step()
@@ -85,7 +86,7 @@ def train(net: Net, mine: List[Any], step: int, rank: int) -> None:
         if HOW == "samples":
             optimizer.weigh(samples(step, rank))
     loss(net, step, rank).backward()
-    if HOW == "clipped":
+    if CLIPS:
         mine[1].clip_grad_norm_(0.05)
     for optimizer in mine:
         optimizer.step()

@@ -1,6 +1,6 @@
 """Workers with different numbers of samples weigh their gradients: the numbers of one process.
 
-Argument: "exact", where sums are in the order of ranks, or a tolerance.
+Arguments: "exact", where sums are in the order of ranks, or a tolerance; then "clipped", perhaps.
 """
 
 import p3kv.torch  # noqa: I001
@@ -16,6 +16,7 @@ from torch_refusals import refused
 
 SAMPLES = [5, 8, 3]
 STEPS = 10
+CLIPS, MAX_NORM = "clipped" in sys.argv, 0.2
 TOLERANCE = 0.0 if sys.argv[1] == "exact" else float(sys.argv[1])
 
 
@@ -74,8 +75,9 @@ def uses_all(step: int, rank: int) -> bool:
     return step % 2 == 0 or rank == 2
 
 
-def step_alone(net: Net, alone: List[torch.optim.Optimizer], step: int) -> None:
-    """The mean of all workers' gradients by weights, summed in the order of ranks."""
+def step_alone(net: Net, alone: List[torch.optim.Optimizer], step: int) -> List[float]:
+    """A step by the mean of all workers' gradients by weights, summed in the order of ranks;
+    returns the norms."""
     workers = len(SAMPLES)
     weights = [1.0 if weight(step, one) is None else weight(step, one) for one in range(workers)]
     parameters = [*net.parameters()]
@@ -91,8 +93,13 @@ def step_alone(net: Net, alone: List[torch.optim.Optimizer], step: int) -> None:
                 sums[at] = part if sums[at] is None else sums[at] + part
     for one, total in zip(parameters, sums):
         one.grad = None if total is None else total / sum(weights)
+    norms = []
     for optimizer in alone:
+        if CLIPS:
+            inside = [one for group in optimizer.param_groups for one in group["params"]]
+            norms.append(nn.utils.clip_grad_norm_(inside, MAX_NORM))
         optimizer.step()
+    return norms
 
 
 def main() -> None:
@@ -112,9 +119,12 @@ def main() -> None:
         if step == 1:
             late = "opt.weigh() was called after gradients of the step had left"
             refused(late, others.weigh, 2)
-        tables.step()
-        others.step()
-        step_alone(twin, alone, step)
+        norms = []
+        for optimizer in (tables, others):
+            if CLIPS:
+                norms.append(optimizer.clip_grad_norm_(MAX_NORM))
+            optimizer.step()
+        torch.testing.assert_close(norms, step_alone(twin, alone, step), rtol=1e-4, atol=1e-5)
         for name, value in twin.state_dict().items():
             mine = net.state_dict()[name]
             close = torch.allclose(mine, value, rtol=TOLERANCE, atol=TOLERANCE)

@@ -138,8 +138,6 @@ class ServerSteps(Steps):
     def clip(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         self._shared.check()
         check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
-        if self._weighs:
-            self._own.combine({Feature.WEIGHTS, Feature.CLIPPING}, "opt.clip_grad_norm_()")
         self._clipping.begin_clip(error_if_nonfinite)
         self._begin()
         self._exchange.push_remaining(self._shared.buckets)
@@ -321,8 +319,7 @@ class ServerSteps(Steps):
 
     def _note_weights(self, what: str) -> None:
         if not self._weighs:
-            clips = {Feature.CLIPPING} if self._clipping.has_clipped else set()
-            self._own.combine({Feature.WEIGHTS, *clips}, what)
+            self._own.combine({Feature.WEIGHTS}, what)
             self._weighs = True
 
     @staticmethod

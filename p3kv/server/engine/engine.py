@@ -56,6 +56,8 @@ class SendSquares(NamedTuple):
 
     step: int
     squares: List[float]
+    share: float
+    """Number of workers, divided by the sum of their weights in the step."""
 
 
 class SendVotes(NamedTuple):
@@ -267,7 +269,8 @@ class Engine:
         clipped = self.state.clipped
         while clipped.complete:
             step = clipped.complete.pop()
-            yield SendSquares(step, clipped.steps[step].squares)
+            its = clipped.steps[step]
+            yield SendSquares(step, its.squares, its.share)
 
     # Who waits for whom.
 

@@ -414,8 +414,9 @@ class Rounds(Generic[S]):
             return False
         if not current.is_counted:
             current.is_counted = True
-            record = self._record
-            clipped.count(current.step, current, record.size_elems, record.total(current))
+            record, weight = self._record, self.weight(current)
+            share = self._plan.num_workers / weight if weight else 1.0
+            clipped.count(current.step, current, record.size_elems, record.total(current), share)
         return step.scale is None
 
 

@@ -93,6 +93,8 @@ class ClippedStep:
         """Rounds whose sums are complete, in the order in which they became so."""
         self.squares: List[float] = []
         """Numbers whose sum is that of these sums' squares."""
+        self.share = 1.0
+        """Number of workers, divided by the sum of their weights."""
         self.complete_elems = 0
         self.pushed_elems: Optional[int] = None
         """Elements that worker rank 0 has pushed in the step, once it has pushed all."""
@@ -139,9 +141,13 @@ class ClippedSteps:
         clipped.pushed_elems = elems
         self._look(step, clipped)
 
-    def count(self, step: int, round: Any, elems: int, total: Optional[np.ndarray]) -> None:
-        """Counts the sum of a round that is held; None where no worker had a gradient."""
+    def count(
+        self, step: int, round: Any, elems: int, total: Optional[np.ndarray], share: float = 1.0
+    ) -> None:
+        """Counts the sum of a round that is held; None where no worker had a gradient. `share`: the
+        number of workers, divided by the sum of their weights."""
         clipped = self.steps[step]
+        clipped.share = share
         clipped.held.append(round)
         clipped.complete_elems += elems
         if total is not None:

@@ -199,6 +199,11 @@ class Squares(Message, frozen=True):
     """Part of a server's sums in the square of a step's norm: the sum of these numbers."""
 
     parts: List[float]
+    share: float = 1.0
+    """Number of workers, divided by the sum of their weights."""
+
+    def __post_init__(self) -> None:
+        check(0.0 < self.share < math.inf, f"workers that weigh 1 / {self.share} in the mean")
 
 
 class Scale(Message, frozen=True):
