@@ -245,7 +245,7 @@ def use_wrongly() -> None:
     refused("was changed after opt.step(), while it was still being sent", early.wait)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
-    refused("GradScaler was not called in the first step", scaler.step, optimizer)
+    refused("GradScaler was not called in the first step", scaler.step, changed)
     plain = trained(nn.Linear(4, 3))
     torch.amp.GradScaler("cpu", enabled=False).step(plain)
     complexes = nn.Linear(2, 2).to(torch.complex64)
