@@ -1,11 +1,30 @@
 """`python -m p3kv.ddp SCRIPT [ARGS ...]`: a script that wraps its model in torch's
-DistributedDataParallel, which p3kv trains."""
+DistributedDataParallel, which p3kv trains.
 
+The script is what this module becomes, so that processes that it starts by `multiprocessing` import
+this module in its place, and train by p3kv, too.
+"""
+
+import importlib
+import io
 import sys
 
+from p3kv import config
 from p3kv.tools.commands import run
 
 if __name__ == "__main__":
     if not sys.argv[1:]:
         sys.exit("usage: python -m p3kv.ddp SCRIPT [ARGS ...]")
-    sys.exit(run.run(sys.argv[1], sys.argv[2:], ddp=True))
+    if not run.prepare(sys.argv[1], sys.argv[2:]):
+        sys.exit(2)
+    config.note_script(sys.argv[0])
+if __name__ in ("__main__", "__mp_main__"):
+    importlib.import_module("p3kv.torch.ddp")
+    __file__ = config.script_above()
+    with io.open_code(__file__) as _script:
+        _code = compile(_script.read(), __file__, "exec")
+    try:
+        exec(_code, globals())
+    except SystemExit as end:
+        # However the script has raised it: a worker tells the others what it gives to `sys.exit`.
+        sys.exit(end.code)

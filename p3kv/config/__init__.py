@@ -9,8 +9,10 @@ from p3kv.config.launch import (
     Launch,
     forget_rank,
     note_place,
+    note_script,
     root_host,
     root_port,
+    script_above,
     serves,
     take_place,
     trains_alone,
@@ -35,7 +37,8 @@ from p3kv.config.variables import flag, optimizer_modules, plugins, wants_colour
 __all__ = [
     "MAX_PATH_CHARS", "MAX_SLICE_ELEMS", "ROLES", "Launch", "Settings", "Tuned", "add_aliases",
     "apply_verbosity", "check_together", "configure", "current", "environment_of", "flag",
-    "forget_rank", "launcher_store", "note_place", "optimizer_modules", "plugins", "root_host",
-    "root_port", "serves", "settle", "take_place", "told_of", "trains_alone", "trial",
-    "unknown_variables", "wants_colours", "wants_traceback", "where_secret_is", "worker_above",
+    "forget_rank", "launcher_store", "note_place", "note_script", "optimizer_modules", "plugins",
+    "root_host", "root_port", "script_above", "serves", "settle", "take_place", "told_of",
+    "trains_alone", "trial", "unknown_variables", "wants_colours", "wants_traceback",
+    "where_secret_is", "worker_above",
 ]  # fmt: skip

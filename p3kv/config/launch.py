@@ -9,7 +9,7 @@ from typing import List, Mapping, MutableMapping, Optional, Tuple
 from p3kv.common.addresses import bare, endpoint
 from p3kv.common.secret import FILE_VARIABLE, VARIABLE, account_secret, check_local, job_secret
 from p3kv.config import ranks
-from p3kv.config.settings import PLACE, told_of
+from p3kv.config.settings import PLACE, SCRIPT, told_of
 from p3kv.config.variables import flag, optional_number, text_of
 from p3kv.errors import ConfigError
 
@@ -144,6 +144,16 @@ class Launch:
 def note_place(launch: Launch, environ: MutableMapping[str, str] = os.environ) -> None:
     """Tell this worker's children that its place in the job is taken."""
     environ[PLACE] = "\n".join([_this_process(), *_described(launch, environ)])
+
+
+def note_script(script: str, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Tell children of this process which script they belong to."""
+    environ[SCRIPT] = os.path.abspath(script)
+
+
+def script_above(environ: Mapping[str, str] = os.environ) -> str:
+    """The script that this process belongs to, as a child of its process."""
+    return environ[SCRIPT]
 
 
 def worker_above(launch: Optional[Launch], environ: Mapping[str, str] = os.environ) -> str:

@@ -9,7 +9,7 @@ from typing import Dict, List, Tuple
 
 import pytest
 
-from tests.jobs import JOB_S, ROOT, SCRIPTS, environment, run
+from tests.jobs import JOB_S, ROOT, SCRIPTS, JobResult, environment, held_port, run
 from tests.torch_environment import NEEDS_TORCH, PYTHON
 
 pytestmark = NEEDS_TORCH
@@ -25,7 +25,11 @@ def losses(script: Path, *modules: str) -> Losses:
         str(PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", "2",
         *modules, str(script),
     ]  # fmt: skip
-    result = run(command, environment(P3KV_SECRET=""), JOB_S)
+    return said(run(command, environment(P3KV_SECRET=""), JOB_S))
+
+
+def said(result: JobResult) -> Losses:
+    """The losses that a script's ranks have printed."""
     assert result.code == 0, result.output
     lines: List[Dict[str, float]] = [
         json.loads(found) for found in re.findall(r"\{.*?\}", result.output)
@@ -33,10 +37,47 @@ def losses(script: Path, *modules: str) -> Losses:
     return {(int(one["rank"]), int(one["step"])): one["loss"] for one in lines if "loss" in one}
 
 
-@pytest.mark.parametrize("name", ["language"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "language",
+        *(
+            pytest.param(one, marks=pytest.mark.long)
+            for one in (
+                "actor",
+                "adapters",
+                "averaged",
+                "boxes",
+                "compiled",
+                "experts",
+                "faces",
+                "images",
+                "maps",
+                "normed",
+                "pairs",
+                "penalised",
+                "speech",
+                "vision",
+                "words",
+            )
+        ),
+    ],
+)
 def test_a_script_s_losses_are_those_of_torch_s_own(name: str) -> None:
     script = AS_IT_IS / f"{name}.py"
     expected, found = losses(script), losses(script, "-m", "p3kv.ddp")
+    assert len(expected) >= 2 * 50
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_script_that_starts_its_ranks_itself_trains_as_with_torch_s_own() -> None:
+    script = str(AS_IT_IS / "spawned.py")
+    with held_port() as holder:
+        command = [script, str(holder.getsockname()[1])]
+        expected, found = (
+            said(run([str(PYTHON), *how, *command], environment(P3KV_SECRET=""), JOB_S))
+            for how in ((), ("-m", "p3kv.ddp"))
+        )
     assert len(expected) == 2 * 50
     assert found == pytest.approx(expected, rel=1e-6)
 

@@ -72,7 +72,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.tools.cli": GROUND | {"p3kv.tools.commands"},
     "p3kv": GROUND | {"p3kv.processes.roles", "p3kv.frontends"},
     "p3kv.torch": {"p3kv.frontends"},
-    "p3kv.ddp": {"p3kv.tools.commands.run"},
+    "p3kv.ddp": GROUND | {"p3kv.tools.commands.run"},
     "p3kv.__main__": {"p3kv.tools.cli"},
 }
 """Each room, and what its modules may import beside each other, also inside functions."""

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Set,
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
+from torch import distributed
 from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel as TorchParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from p3kv import config
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import meet_alone, warn_alone
+from p3kv.frontends.torch.environment import take_rank
 from p3kv.frontends.torch.optimizer import Optimizer
 from p3kv.frontends.torch.passes import Passes
 from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS
@@ -240,12 +242,21 @@ class _Attached:
             modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules), optimizer, buffers
         )
         attached._passes = Passes()
+        _log.info(
+            "trained by p3kv: %s of %s, %s update",
+            type(optimizer).__name__,
+            ", ".join(type(module).__name__ for module in modules),
+            attached.updates,
+        )
         for model in models:
             self._of[model].append(ref(attached))
 
     def _trains_together(self, models: List[DistributedDataParallel]) -> bool:
         """Whether this process is a worker, with the others of its process group."""
         sizes = {model.process_group.size() for model in models}
+        if max(sizes) > 1 and not this_process.is_worker() and config.trial() is None:
+            # A child of the script, which alone knows its rank.
+            take_rank(distributed.get_rank(), distributed.get_world_size())
         if not this_process.joined():
             if config.trial() is not None:
                 return True

@@ -39,23 +39,32 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def do(options: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
-    return run(options.script, options.args, options.ddp)
-
-
-def run(script: str, arguments: List[str], ddp: bool) -> int:
-    """Run a script as `python` does; `ddp`: with p3kv's DistributedDataParallel. Return the exit
-    code."""
     # In the roles of scheduler and server `import p3kv` has done its work and ended the process
     # before this line.
+    if not prepare(options.script, options.args):
+        return 2
+    if options.ddp:
+        importlib.import_module("p3kv.torch.ddp")
+    try:
+        runpy.run_path(options.script, run_name="__main__")
+    except SystemExit as end:
+        # However the script has raised it: a worker tells the others what it gives to `sys.exit`.
+        sys.exit(end.code)
+    return 0
+
+
+def prepare(script: str, arguments: List[str]) -> bool:
+    """Have this process's arguments and path be those of a script; say so, and return False, where
+    it can't be read."""
     try:
         with open(script, "rb"):
             pass
     except FileNotFoundError:
         print(f"p3kv run: there is no script '{script}'", file=sys.stderr)
-        return 2
+        return False
     except OSError as error:
         print(f"p3kv run: can't read '{script}': {error.strerror}", file=sys.stderr)
-        return 2
+        return False
     folder = os.path.dirname(os.path.abspath(script))
     if getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, folder)
@@ -63,11 +72,4 @@ def run(script: str, arguments: List[str], ddp: bool) -> int:
         # Where `python -m p3kv` or the p3kv script was found; not for the user's script to see.
         sys.path[0] = folder
     sys.argv = [script, *arguments]
-    if ddp:
-        importlib.import_module("p3kv.torch.ddp")
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as end:
-        # However the script has raised it: a worker tells the others what it gives to `sys.exit`.
-        sys.exit(end.code)
-    return 0
+    return True

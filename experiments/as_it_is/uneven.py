@@ -1,0 +1,34 @@
+"""Ranks with different numbers of batches, in torch's `join`."""
+
+import json
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+EPOCHS, BATCHES, BATCH, WIDTH = 5, 10, 8, 16
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = DDP(nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, WIDTH)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = 0
+    for _ in range(EPOCHS):
+        with model.join(divide_by_initial_world_size=False):
+            for _ in range(BATCHES - 2 * rank):
+                x = torch.randn(BATCH, WIDTH)
+                loss = nn.functional.mse_loss(model(x), x.flip(1))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                print(json.dumps({"rank": rank, "step": step, "loss": loss.item()}), flush=True)
+                step += 1
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
