@@ -82,6 +82,18 @@ def test_a_script_that_starts_its_ranks_itself_trains_as_with_torch_s_own() -> N
     assert found == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_script_s_scaler_is_as_with_torch_s_own() -> None:
+    """Losses and scales, with clipping and without, also where gradients of one rank overflow."""
+    script = SCRIPTS / "torch_wrapped_scaler.py"
+    expected, found = losses(script), losses(script, "-m", "p3kv.ddp")
+    assert len(expected) == 2 * 3 * 80
+    assert len({loss for (_, step), loss in expected.items() if step % 1000 >= 40}) > 20, "scales"
+    for (rank, step), loss in expected.items():
+        rounds = step >= 2000  # to float16
+        near = pytest.approx(loss, rel=0 if rounds else 1e-6, abs=1e-5 if rounds else 0)
+        assert found[rank, step] == near, (rank, step)
+
+
 def test_models_in_torch_s_wrapper_train_as_in_one_process() -> None:
     """Optimizers from before and after, several of one model; gradients that add up, by `no_sync`
     and without; losses that reach other models; clipping, buffers, and what is refused."""
