@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Dict, Optional, Tuple, Union
+from typing import Dict, Optional, Sequence, Tuple, Union
 
 from p3kv.common.combinations import Feature, has_effect
 from p3kv.consistency import make_consistency
@@ -61,8 +61,8 @@ class Agreement:
         """Whether slices are large."""
         self._flows_bytes_s: Dict[bytes, Tuple[float, ...]] = {}
         """By worker, what it sent to each server when all workers measured for the first time."""
-        self._numbers: Dict[bytes, Union[int, float]] = {}
-        """By worker, what those that wait at a barrier add to a sum."""
+        self._numbers: Dict[bytes, Sequence[Union[int, float]]] = {}
+        """By worker, what those that wait at a barrier add to sums."""
         self._lets_workers_leave = False
         self._sums_on_hosts = False
         self._topology: Optional[Topology] = None
@@ -167,8 +167,8 @@ class Agreement:
         """Have a worker wait for all workers, which must do the same there, and sum the numbers
         that they bring."""
         self._waits.enter(node, message.purpose, message.place)
-        if message.number is not None:
-            self._numbers[node.identity] = message.number
+        if message.numbers:
+            self._numbers[node.identity] = message.numbers
         for other in self._members.workers:
             if self._waits.purpose(other) not in (None, message.purpose):
                 raise JobFails.at(
@@ -216,19 +216,17 @@ class Agreement:
             self.check_nobody_is_missed()
             return []
         self._waits.passed()
-        passed = BarrierPassed(self._total())
+        passed = BarrierPassed(self._totals())
         return [(worker.identity, passed) for worker in awaited]
 
-    def _total(self) -> Union[int, float, None]:
-        """The sum of the numbers that workers have brought, in the order of ranks."""
+    def _totals(self) -> Tuple[Union[int, float], ...]:
+        """The sums of the numbers that workers have brought, in the order of ranks."""
         numbers, self._numbers = self._numbers, {}
         workers = sorted(self._members.workers, key=lambda one: one.rank)
         brought = [numbers[one.identity] for one in workers if one.identity in numbers]
-        if not brought:
-            return None
         # The built-in sum rounds otherwise since Python 3.12.
-        total = reduce(add, brought)
-        return total if abs(total) < _LEAST_TOO_LARGE else float(total)
+        totals = (reduce(add, each) for each in zip(*brought))
+        return tuple(one if abs(one) < _LEAST_TOO_LARGE else float(one) for one in totals)
 
     def _needed_at_barrier(self, worker: Node) -> bool:
         """Whether others wait for a worker at a barrier even if it has left."""

@@ -34,6 +34,8 @@ class Script:
         self._waits = 0
         self._since_s: Optional[float] = None
         self._told_s = 0.0
+        self.waited_s = 0.0
+        """How long it has waited so far."""
         self.has_ended = False
         """Whether it makes no more calls: the process is about to leave the job."""
 
@@ -50,6 +52,8 @@ class Script:
 
     def end_wait(self) -> None:
         """The script goes on."""
+        if self._since_s is not None:
+            self.waited_s += time.monotonic() - self._since_s
         self._since_s = None
 
     def has_waited_for(self, first_s: float, now_s: float) -> bool:

@@ -352,13 +352,15 @@ class Worker:
         self.check()
         self._control.request(BarrierReached(purpose, self.script.place()), BarrierPassed)
 
-    def sum(self, number: Union[int, float]) -> Union[int, float]:
-        """The sum of all workers' numbers, the same bits on all: a barrier at which each brings
-        one. Workers that have left add nothing. An int has 64 bits with its sign."""
+    def sums(
+        self, numbers: Sequence[Union[int, float]], purpose: str = "to sum a number"
+    ) -> Sequence[Union[int, float]]:
+        """The sums of all workers' numbers, the same bits on all: a barrier to which each brings as
+        many. Workers that have left add nothing. An int has 64 bits with its sign."""
         self.check()
-        reached = BarrierReached("to sum a number", self.script.place(), number)
-        total: Union[int, float] = self._control.request(reached, BarrierPassed).total
-        return total
+        reached = BarrierReached(purpose, self.script.place(), tuple(numbers))
+        totals: Sequence[Union[int, float]] = self._control.request(reached, BarrierPassed).totals
+        return totals
 
     def begin(self, transfer: Transfer) -> None:
         """Has the worker's thread begin a transfer; from any thread.

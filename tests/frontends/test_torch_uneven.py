@@ -5,6 +5,7 @@ Numbers are those of one process with the batches of all.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -69,3 +70,12 @@ def test_a_job_that_allows_no_epochs_of_different_lengths_ends_with_the_shorter_
     assert result.code != 0
     assert "this worker has no batch left, and workers [0, 2] have" in result.output
     assert "worker 1" in result.output.splitlines()[-1], result.output
+
+
+def test_a_worker_that_is_half_as_fast_gets_half_of_a_batch() -> None:
+    """And weights are those of one process with the whole batches."""
+    result = job("torch_shares.py", 0.02, 3, workers=4, servers=1)
+    assert result.code == 0, result.output
+    takes = [int(found) for found in re.findall(r"worker \d takes (\d+)", result.output)]
+    assert len(takes) == 4 and sum(takes) == 56
+    assert sorted(takes)[0] <= 10 and all(one >= 13 for one in sorted(takes)[1:]), result.output

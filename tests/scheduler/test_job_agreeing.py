@@ -376,12 +376,12 @@ def test_numbers_are_summed_in_the_order_of_ranks_in_whatever_order_they_come(
     numbers = [0.1, 1e17, -1e17]  # 0.1 + 1e17 loses it, and 1e17 - 1e17 + 0.1 does not
     replies: Replies = []
     for rank in order:
-        replies = job.handle(worker(rank), BarrierReached("to sum", number=numbers[rank]))
+        replies = job.handle(worker(rank), BarrierReached("to sum", numbers=(numbers[rank],)))
     passed = of(replies, BarrierPassed)
-    assert [passed[worker(rank)].total for rank in range(3)] == [0.0] * 3
+    assert [passed[worker(rank)].totals for rank in range(3)] == [(0.0,)] * 3
     for rank in order:
         replies = job.handle(worker(rank), BarrierReached())
-    assert of(replies, BarrierPassed)[worker(0)].total is None
+    assert of(replies, BarrierPassed)[worker(0)].totals == ()
 
 
 # Out of turn.

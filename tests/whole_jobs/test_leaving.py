@@ -300,10 +300,10 @@ def lenient(**job: object) -> ScheduledJob:
 def test_a_sum_is_of_those_that_are_left_also_without_worker_0() -> None:
     job = lenient(slice_size=SLICE_SIZE)
     assert job.handle(worker(0), Bye()) == []
-    assert job.handle(worker(1), BarrierReached("to sum", number=2)) == []
-    passed = of(job.handle(worker(2), BarrierReached("to sum", number=3)), BarrierPassed)
-    assert {identity: one.total for identity, one in passed.items()} == {
-        worker(1): 5, worker(2): 5,
+    assert job.handle(worker(1), BarrierReached("to sum", numbers=(2,))) == []
+    passed = of(job.handle(worker(2), BarrierReached("to sum", numbers=(3,))), BarrierPassed)
+    assert {identity: one.totals for identity, one in passed.items()} == {
+        worker(1): (5,), worker(2): (5,),
     }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, NoReturn, Optional
+from typing import Any, Callable, ContextManager, List, NoReturn, Optional
 
 import torch
 
@@ -47,6 +47,10 @@ class AloneSteps(Steps):
 
     def joined(self, how: How) -> ContextManager[None]:
         return nullcontext()
+
+    def shares(self) -> List[float]:
+        workers = 1 if self._trial is None else self._trial.place[1]
+        return [1 / workers] * workers
 
     def weigh(self, weight: float) -> None:
         """A mean of one is that one, whatever its weight; and nothing if that is 0."""

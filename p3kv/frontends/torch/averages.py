@@ -141,7 +141,8 @@ class AverageSteps(Steps):
         self._own.combine({Feature.WEIGHTS, Feature.NO_OPTIMIZER}, "opt.weigh()")
 
     def sum(self, number: Number) -> Number:
-        return self._shared.worker.sum(number)
+        (total,) = self._shared.worker.sums((number,))
+        return total
 
     def stop(self) -> None:
         self.wait()

@@ -191,7 +191,8 @@ class LocalSteps(Steps):
         self._own.combine({Feature.WEIGHTS}, "opt.weigh()")
 
     def sum(self, number: Number) -> Number:
-        return self._shared.worker.sum(number)
+        (total,) = self._shared.worker.sums((number,))
+        return total
 
     def stop(self) -> None:
         self.settle()

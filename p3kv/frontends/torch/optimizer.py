@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tuple, Type, Union
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple, Type, Union
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -252,6 +252,15 @@ class Optimizer(torch.optim.Optimizer):
         if not 0 <= number < math.inf:
             raise ConfigError(f"opt.weigh() takes a number of samples from 0 on, not {samples!r}")
         self._steps.weigh(float(number))
+
+    def shares(self) -> List[float]:
+        """By rank, which part of a global batch each worker should take so that all compute for
+        the same time: by the samples that `weigh` has told, and the time for which each worker's
+        script did not wait for the others, as the median of the steps since the last call, and
+        smoothed with those before. They sum to 1, and are the same on all workers; equal as long as
+        nothing is known. All workers call it, and it waits for all of them.
+        """
+        return self._steps.shares()
 
     def join(
         self,

@@ -36,6 +36,7 @@ from p3kv.frontends.torch.optimizers.states import (
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
+from p3kv.frontends.torch.shares import Pace, shares_of
 from p3kv.frontends.torch.steps import Number, Steps, evaluated
 from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.asleep import Asleep
@@ -97,6 +98,8 @@ class ServerSteps(Steps):
             )
         )
         self._hooks = Hooks(shared.buckets, self._ready)
+        self._pace, self._samples = Pace(worker.script), 0.0
+        """How fast this worker computes, and how many samples the script has told of the step."""
         self._weighs = False
         """Whether workers' gradients may count by other weights than 1."""
         self._attendance: Optional[Attendance] = None
@@ -182,6 +185,8 @@ class ServerSteps(Steps):
         self._shared.push_buffers(None if self._joined is None else self._attendance)
         self._exchange.end_step()
         self._has_left = False
+        self._pace.step_ended(self._samples)
+        self._samples = 0.0
         self._states.step_ends(self._parameters.values())
 
     def joined(self, how: How) -> ContextManager[None]:
@@ -316,6 +321,13 @@ class ServerSteps(Steps):
             self._refuse_count()
         self._note_weights("opt.weigh()")
         self._exchange.weigh(weight)
+        self._samples = weight
+
+    def shares(self) -> List[float]:
+        worker = self._worker
+        speeds = [0.0] * worker.num_workers
+        speeds[worker.rank] = self._pace.speed()
+        return shares_of(worker.sums(speeds, "to share batches by speed"))
 
     def _note_weights(self, what: str) -> None:
         if not self._weighs:
@@ -330,7 +342,8 @@ class ServerSteps(Steps):
         )
 
     def sum(self, number: Number) -> Number:
-        return self._shared.worker.sum(number)
+        (total,) = self._shared.worker.sums((number,))
+        return total
 
     def stop(self) -> None:
         self.wait()
@@ -380,6 +393,12 @@ class ServerSteps(Steps):
         them is not finite; returns whether one is, 1.0 or 0.0, which is known after the step."""
         self._shared.check()
         check_all_stay(self._worker.settings, "a step of scaled gradients")
+        if self._joined is not None:
+            raise NotSupportedError(
+                "GradScaler was called inside of opt.join(), and the scale of a worker without "
+                "batches would stay behind the others': train in bfloat16, which needs no scale, "
+                "or give all workers the same number of batches"
+            )
         every = self._parameters.values()
         if any(one.dtype is torch.float16 and one.grad is not None for one in every):
             raise ValueError("Attempting to unscale FP16 gradients.")  # as torch

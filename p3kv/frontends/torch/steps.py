@@ -96,6 +96,13 @@ class Steps(ABC):
             "make the others' updates. Use updates='servers' and P3KV_CONSISTENCY=bulk_synchronous"
         )
 
+    def shares(self) -> List[float]:
+        """By rank, which part of a global batch each worker should take."""
+        raise NotSupportedError(
+            "opt.shares() needs samples that opt.weigh() has told, and servers that update the "
+            "weights: use updates='servers' and P3KV_CONSISTENCY=bulk_synchronous"
+        )
+
     @abstractmethod
     def sum(self, number: Number) -> Number:
         """The sum of all workers' numbers."""

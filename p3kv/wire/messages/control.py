@@ -118,10 +118,11 @@ class BarrierReached(Message, frozen=True):
     """What it does there, with all that must be the same on all workers."""
     place: str = ""
     """Where its script is, as in `Whereabouts`."""
-    number: Union[int, float, None] = None
-    """What it adds to a sum that all workers get."""
+    numbers: Tuple[Union[int, float], ...] = ()
+    """What it adds to sums that all workers get."""
 
     def __post_init__(self) -> None:
+        check_number("a sum", len(self.numbers), 0, MAX_RANK + 1)
         check(len(self.purpose) <= MAX_BARRIER_CHARS, "a barrier's purpose is too long")
         check_place(self.place)
 
@@ -326,9 +327,9 @@ class CallAwaited(Message, frozen=True):
 class BarrierPassed(Message, frozen=True):
     """All workers have reached the barrier."""
 
-    total: Union[int, float, None] = None
-    """The sum of their numbers, in the order of ranks, where they have brought some. Of integers it
-    is one, unless that has more than 64 bits."""
+    totals: Tuple[Union[int, float], ...] = ()
+    """The sums of their numbers, in the order of ranks, where they have brought some. Of integers
+    it is one, unless that has more than 64 bits."""
 
 
 class Abort(Message, frozen=True):
