@@ -148,6 +148,7 @@ CASES_BY_NAME = {
     "half": Case(adamw, dtype=torch.bfloat16, tolerance=3e-2, buffers="own"),
     "rows": Case(by_rows, net=Rows),
     "streams": Case(adamw, net=Beside),
+    "averages": Case(momentum, net=Beside, clips=True, updates="workers"),
     "compiled": Case(adamw, net=Compiled),
     "rule": Case(adamw, has_states=False, buffers="own"),
 }
