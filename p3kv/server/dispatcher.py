@@ -220,7 +220,7 @@ class Dispatcher(Handler):
 
     def _take_vote(self, connection: Connection, header: NormHeader, vote: Vote) -> None:
         engine = self._engine
-        self._consumer.carry_out(engine.vote(header.store, header.number, header.rank, vote.drops))
+        self._consumer.carry_out(engine.vote(header.store, header.number, header.rank, vote))
 
     def _pass_norm_on(self, connection: Connection, header: NormHeader, norm: Norm) -> None:
         news = NormHeader(Kind.NORM, self._rank, store=header.store, number=header.number)

@@ -49,7 +49,7 @@ class ClippedSteps:
         """Has steps be clipped to `max_norm` from the next one on; None ends this. All workers call
         it, and `barrier(purpose)` waits for them where one thing follows the other."""
         if self.clips != (max_norm is not None):
-            barrier("to clip no more" if max_norm is None else "to clip gradients by their norm")
+            barrier("to clip no more" if max_norm is None else "to hold steps for a norm or votes")
         self.max_norm = max_norm
 
     def norm(self) -> Optional[Future[float]]:
@@ -58,8 +58,9 @@ class ClippedSteps:
         return self._own.norm(self.number) if self.number else None
 
     def vote(self, drops: bool) -> None:
-        """Says, after the last step has ended, whether this worker drops it."""
-        self._own.vote(self.number, drops)
+        """Says, after the last step has ended, whether this worker drops it, and its factor, which
+        must be the same on all."""
+        self._own.vote(self.number, drops, self.factor)
 
     def is_dropped(self) -> Future[bool]:
         """Whether the last step has been dropped; known when all workers have pushed and voted."""

@@ -93,10 +93,10 @@ class GlobalNorms:
         for server in self._servers:
             self._tell(header, encode(StepPushed(clipped.elems.get(server, 0))), [server])
 
-    def vote(self, store: int, number: int, drops: bool) -> None:
+    def vote(self, store: int, number: int, drops: bool, factor: float) -> None:
         """Says whether this worker drops a step of which all workers vote."""
         header = NormHeader(Kind.VOTE, self._rank, store=store, number=number)
-        self._tell(header, encode(Vote(drops)), [_OF_VOTES])
+        self._tell(header, encode(Vote(drops, factor)), [_OF_VOTES])
 
     def take_squares(self, connection: Connection, header: StepHeader, squares: Squares) -> None:
         """Takes a server's part of a norm."""

@@ -365,11 +365,11 @@ class WorkerStore:
             lambda answer: self._data_plane.global_norms.ask(self.number, number, answer)
         )
 
-    def vote(self, number: int, drops: bool) -> None:
+    def vote(self, number: int, drops: bool, factor: float) -> None:
         """Says whether this worker has the servers drop the clipped step with this number, whose
-        rounds end when all workers have voted."""
+        rounds end when all workers have voted, and what it takes the step's factor for."""
         self._check()
-        self._call_soon(self._data_plane.global_norms.vote, self.number, number, drops)
+        self._call_soon(self._data_plane.global_norms.vote, self.number, number, drops, factor)
 
     def is_dropped(self, number: int) -> Future[bool]:
         """Whether the clipped step with this number is dropped on all workers, once it is known; to

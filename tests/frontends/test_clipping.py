@@ -81,7 +81,7 @@ class Server:
     """A server's part of a clipped step, with names for slices."""
 
     def __init__(self) -> None:
-        self.clipped = ClippedSteps(exact=False)
+        self.clipped = ClippedSteps(2, exact=False)
 
     @property
     def sent(self) -> List[Tuple[int, float]]:

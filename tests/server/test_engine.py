@@ -11,7 +11,7 @@ from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ProtocolError
 from p3kv.server.engine import SendVotes, ServerRows, ServerSlice
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import DeclaredKey, SliceSizes
+from p3kv.wire.messages import DeclaredKey, SliceSizes, Vote
 from p3kv.wire.rows import NUMBER, Rows
 from tests import engines
 from tests.adding import Adding, AddingWhole
@@ -264,14 +264,18 @@ def test_a_dropped_step_changes_nothing_and_the_next_one_does(kind: str) -> None
 
 def test_votes_are_told_when_all_have_voted() -> None:
     engine = engine_of(WORKERS)
-    for number, drops in ((1, (False, False)), (2, (True, False)), (3, (False, True))):
-        assert list(engine.vote(0, number, 1, drops[1])) == []
-        assert list(engine.vote(5, number, 1, True)) == [], "another store's"
+    yes, no = Vote(True), Vote(False)
+    for number, votes in ((1, (no, no)), (2, (yes, no)), (3, (no, yes))):
+        assert list(engine.vote(0, number, 1, votes[1])) == []
+        assert list(engine.vote(5, number, 1, yes)) == [], "another store's"
         with pytest.raises(
             ProtocolError, match=f"worker 1 voted twice on the clipped step {number}"
         ):
-            list(engine.vote(0, number, 1, False))
-        assert list(engine.vote(0, number, 0, drops[0])) == [SendVotes(0, number, any(drops))]
+            list(engine.vote(0, number, 1, no))
+        assert list(engine.vote(0, number, 0, votes[0])) == [SendVotes(0, number, yes in votes)]
+    assert list(engine.vote(0, 4, 0, Vote(False, 0.25))) == []
+    blame, _ = engine.vote(0, 4, 1, Vote(False, 0.5))
+    assert (blame.rank, blame.reason) == (1, "it unscales gradients by 0.5, and worker 0 by 0.25")
 
 
 @pytest.mark.parametrize("layout", ALIKE)

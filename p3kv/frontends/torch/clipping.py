@@ -67,8 +67,6 @@ class Clipping:
         self._last = math.inf, False
         """To what the last step was clipped, and whether it was to be dropped unless its norm was
         finite."""
-        self._unscales = False
-        """Whether the script has a scaler."""
         self.is_known = False
         """Whether the script has shown if it holds steps, so that gradients may leave."""
         steps.epsilon = workers * _EPSILON
@@ -142,7 +140,6 @@ class Clipping:
             self._check_dropping("GradScaler")
         self.begin("GradScaler")
         self._steps.factor, self._steps.drops_nonfinite = factor, True
-        self._unscales = True
         overflow = LateOverflow("whether gradients have overflowed")
         self._outcomes.append(overflow)
         return overflow.tensor
@@ -165,16 +162,11 @@ class Clipping:
             self._late += self._outcomes
             self._outcomes = []
         self._is_clipped = self._has_said = self._drops = False
+        steps.factor = 1.0
         self.is_known = True
 
     def clip_as_before(self) -> None:
         """Clips the step as the last one: this worker has no batch for it, and says nothing new."""
-        if self._unscales:
-            raise NotSupportedError(
-                "this worker has no batch left in opt.join(), and the GradScaler of a worker that "
-                "makes no steps does not follow the others': give all workers the same number of "
-                "batches, or train in bfloat16, which needs no scaler"
-            )
         if self._steps.clips:
             max_norm, self._steps.drops_nonfinite = self._last
             self._end(max_norm)
@@ -199,7 +191,7 @@ class Clipping:
         self._last = max_norm, self._steps.drops_nonfinite
         self._steps.max_norm = max_norm
         self._steps.end()
-        self._steps.factor, self._steps.drops_nonfinite = 1.0, False
+        self._steps.drops_nonfinite = False
 
 
 _IN_OTHER_STEPS = {

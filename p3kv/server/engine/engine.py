@@ -20,7 +20,7 @@ from p3kv.server.engine.state import KeyPlan, ServerState
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.fields import PullHeader
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import DeclaredKey, SliceSizes, workers
+from p3kv.wire.messages import DeclaredKey, SliceSizes, Vote, workers
 from p3kv.wire.slice_sizes import SliceSizesByRound
 
 _SAME_STEPS = (
@@ -183,12 +183,19 @@ class Engine:
         self.state.clipped.end_pushes(step, elems)
         return self._complete_squares()
 
-    def vote(self, store: int, number: int, rank: int, drops: bool) -> Iterator[Command]:
-        """Count a worker's vote on whether the clipped step with a number is dropped."""
-        clipped = self.state.clipped
-        is_dropped = clipped.vote(store, number, rank, drops, self.state.num_workers)
-        if is_dropped is not None:
-            yield SendVotes(store, number, is_dropped)
+    def vote(self, store: int, number: int, rank: int, vote: Vote) -> Iterator[Command]:
+        """Count a worker's vote on the clipped step with a number."""
+        votes = self.state.clipped.vote(store, number, rank, vote)
+        if len(votes) < self.state.num_workers:
+            return
+        for other, its in votes.items():
+            if its.factor != votes[0].factor:
+                yield Blame(
+                    other,
+                    f"it unscales gradients by {its.factor:g}, and worker 0 by {votes[0].factor:g}",
+                    "Give GradScaler the same settings, and the same state, on all workers.",
+                )
+        yield SendVotes(store, number, any(one.drops for one in votes.values()))
 
     def leave(self, rank: int) -> Sequence[Round[Any]]:
         """Have rounds go on without a worker from now on; return those that may end now, or have

@@ -14,7 +14,7 @@ from p3kv.consistency import Consistency, consistency_of_key
 from p3kv.errors import ProtocolError
 from p3kv.server.optimizer import Optimizer
 from p3kv.slicing import BUCKET, make_layout
-from p3kv.wire.messages import UNKNOWN, DeclaredKey, JobSettings, called, sum_dtype
+from p3kv.wire.messages import UNKNOWN, DeclaredKey, JobSettings, Vote, called, sum_dtype
 
 
 class Buffer:
@@ -116,15 +116,16 @@ class ClippedSteps:
     have a step be dropped, each votes on one server, as in a two-phase commit.
     """
 
-    def __init__(self, exact: bool) -> None:
+    def __init__(self, workers: int, exact: bool) -> None:
         """`exact`: sums of squares must not depend on slices and servers."""
         self.steps: Dict[int, ClippedStep] = {}
         """By number; mostly none."""
         self.complete: List[int] = []
         """Steps whose squares are to go to worker rank 0."""
-        self._votes: Dict[Tuple[int, int], Dict[int, bool]] = {}
-        """By store and number of a step, whether each rank that has voted drops it. Not by the
-        step: a checkpoint may have rank 0 count one more than the others."""
+        self._votes: Dict[Tuple[int, int], Dict[int, Vote]] = {}
+        """By store and number of a step, the votes of the ranks that have voted. Not by the step: a
+        checkpoint may have rank 0 count one more than the others."""
+        self._workers = workers
         self._exact = exact
 
     def begin(self, step: int) -> None:
@@ -157,17 +158,15 @@ class ClippedSteps:
                 clipped.squares = [sum(clipped.squares) + sum_of_squares(total)]
         self._look(step, clipped)
 
-    def vote(self, store: int, number: int, rank: int, drops: bool, workers: int) -> Optional[bool]:
-        """Takes a worker's vote; returns whether the step is dropped, once all `workers` have
-        voted."""
+    def vote(self, store: int, number: int, rank: int, vote: Vote) -> Dict[int, Vote]:
+        """Takes a worker's vote on a step; returns all that have come, by rank."""
         votes = self._votes.setdefault((store, number), {})
         if rank in votes:
             raise ProtocolError(f"worker {rank} voted twice on the clipped step {number}")
-        votes[rank] = drops
-        if len(votes) < workers:
-            return None
-        del self._votes[store, number]
-        return any(votes.values())
+        votes[rank] = vote
+        if len(votes) == self._workers:
+            del self._votes[store, number]
+        return votes
 
     def scaled(self, step: int, scale: float, is_dropped: bool = False) -> List[Any]:
         """Takes the factor of a step's gradients, or that it is dropped; returns the rounds that
@@ -270,7 +269,7 @@ class ServerState:
         self.pool = BufferPool()
         self.optimizers: Dict[int, Optimizer] = {}
         """By store. In a store without an optimizer, a round's sum is its value."""
-        self.clipped = ClippedSteps(job.deterministic)
+        self.clipped = ClippedSteps(self.num_workers, job.deterministic)
         self.has_clipped = False
         """Whether any step's gradients have been clipped."""
         self.left: Set[int] = set()

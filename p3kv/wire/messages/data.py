@@ -230,6 +230,8 @@ class Vote(Message, frozen=True):
     """Whether a worker, or in a server's answer any, has a step change nothing."""
 
     drops: bool
+    factor: float = 1.0
+    """By what the worker has its gradients of the step multiplied: the same on all."""
 
 
 class StateOutline(Message, frozen=True):
