@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
 from torch_refusals import refused
 
 WORKERS = 2
@@ -56,6 +57,8 @@ def a_wrapper_is_torch_s() -> None:
     copied = copy.deepcopy(model)
     assert isinstance(copied, DDP)
     same(copied, model)
+    around, inside = torch.compile(model, backend="eager"), torch.compile(small(), backend="eager")
+    assert around.module is model.module and isinstance(DDP(inside).module, type(inside))
 
     class Own(DDP):
         def __init__(self, module: nn.Module) -> None:
@@ -177,6 +180,53 @@ def gradients_leave_during_backward_once_it_is_known() -> None:
     assert left == [False, False, True, True, True], left
 
 
+class Shared(nn.Module):
+    """One layer in two segments whose activations are computed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        for _ in range(2):
+            x = torch.tanh(checkpoint(self.layer, x, use_reentrant=True))
+        return self.out(x)
+
+
+def gradients_in_parts_leave_when_they_are_complete() -> None:
+    wrapped = DDP(Shared(), static_graph=True)
+    twin = copy.deepcopy(wrapped.module)
+    made, alone = sgd(wrapped), sgd(twin)
+    for step in range(5):
+        made.zero_grad()
+        alone.zero_grad()
+        loss_of(wrapped, batch(step, dist.get_rank())).backward()
+        mean_of(twin, step)
+        made.step()
+        alone.step()
+    same(wrapped.module, twin)
+
+
+def epochs_are_uneven() -> None:
+    wrapped = DDP(small())
+    twin = copy.deepcopy(wrapped.module)
+    made, alone = sgd(wrapped), sgd(twin)
+    for _ in range(2):
+        with wrapped.join():
+            for step in range(5 - 2 * dist.get_rank()):
+                made.zero_grad()
+                loss_of(wrapped, batch(step, dist.get_rank())).backward()
+                made.step()
+        for step in range(5):
+            alone.zero_grad()
+            for rank in range(WORKERS):
+                if step < 5 - 2 * rank:
+                    (loss_of(twin, batch(step, rank)) / WORKERS).backward()
+            alone.step()
+    same(wrapped.module, twin)
+
+
 def buffers_are_rank_0_s_or_each_its_own() -> None:
     for broadcast in (True, False):
         wrapped = DDP(
@@ -254,6 +304,8 @@ CHECKS: List[Callable[[], None]] = [
     passes_add_up_as_the_script_says,
     losses_reach_other_models,
     gradients_leave_during_backward_once_it_is_known,
+    gradients_in_parts_leave_when_they_are_complete,
+    epochs_are_uneven,
     buffers_are_rank_0_s_or_each_its_own,
     a_step_is_clipped_by_torch_s_function,
     what_it_can_t_train_is_refused,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Set, Type
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -99,10 +100,25 @@ class DistributedDataParallel(TorchParallel):
                 "register_comm_hook out. P3KV_CODEC=float16 or bfloat16 halves what travels"
             )
 
-    def join(self, *arguments: Any, **named: Any) -> NoReturn:
+    @contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """An epoch in which ranks may have different numbers of batches (`Optimizer.join`)."""
+        with ExitStack() as joined:
+            for optimizer in _ATTACHED.of(self):
+                joined.enter_context(
+                    optimizer.join(divide_by_initial_world_size, enable, throw_on_early_termination)
+                )
+            yield
+
+    def join_hook(self, **named: Any) -> NoReturn:
         raise NotSupportedError(
-            "model.join() is torch's own: P3KV_LET_WORKERS_LEAVE=1 lets workers have different "
-            "numbers of batches, without join"
+            "torch.distributed.algorithms.Join would have torch's reducer go on: write 'with "
+            "model.join():' in its place"
         )
 
     @property
@@ -241,7 +257,8 @@ class _Attached:
         attached = WrappedOptimizer(
             modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules), optimizer, buffers
         )
-        attached._passes = Passes()
+        in_parts = (one for model in models if model.static_graph for one in model.own_parameters)
+        attached._passes = Passes(in_parts)
         _log.info(
             "trained by p3kv: %s of %s, %s update",
             type(optimizer).__name__,

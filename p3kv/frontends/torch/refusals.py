@@ -100,7 +100,7 @@ def check_arguments(
             f"torch.optim.AdamW(model.parameters()), and not {_called(optimizer)}: {usage}"
         )
     for name, module in model.named_modules():
-        if getattr(module, "is_p3kv_s", False):
+        if _is_p3kv_s(module):
             raise NotSupportedError(MADE_TWICE)
         kind = _parallel(module)
         if kind:
@@ -145,9 +145,15 @@ def _called(argument: Any) -> str:
 def _parallel(module: torch.nn.Module) -> str:
     """The name in `_DOES` of the class that makes a module parallel; empty if none does, or if that
     is p3kv's own."""
-    if getattr(module, "is_p3kv_s", False):
+    if _is_p3kv_s(module):
         return ""
     return next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in _DOES), "")
+
+
+def _is_p3kv_s(module: torch.nn.Module) -> bool:
+    """Whether it is a DistributedDataParallel that p3kv has made. The class says it: a compiled
+    module has the attributes of the one inside."""
+    return bool(getattr(type(module), "is_p3kv_s", False))
 
 
 def _see(wrapper: torch.nn.Module, name: str, inside: Any) -> None:
