@@ -34,6 +34,10 @@ def test_workers_update_what_servers_can_t_and_the_log_says_why() -> None:
         assert result.output.count(why) == 1, result.output
 
 
+def test_the_first_step_tells_who_updates() -> None:
+    right("first_step")
+
+
 def test_each_pass_has_the_means_whatever_the_script_does_with_them() -> None:
     """Several passes for a step, clipping, two optimizers, a pass that has raised."""
     right("passes", "two_optimizers", "caught")

@@ -88,16 +88,19 @@ class Pair:
     """A model that all workers train, and its twin in this process alone."""
 
     def __init__(
-        self, made: Callable[[Any], torch.optim.Optimizer], net: Callable[[], Any] = Net
+        self,
+        made: Callable[[Any], torch.optim.Optimizer],
+        net: Callable[[], Any] = Net,
+        updates: Optional[str] = "workers",
     ) -> None:
         torch.manual_seed(3)
         self.twin = net()
         torch.manual_seed(3 if os.environ.get("DMLC_WORKER_ID", "0") == "0" else 99)
         self.net = net()
         self.optimizer = p3kv.torch.Optimizer(
-            self.net, made(self.net.parameters()), updates="workers"
+            self.net, made(self.net.parameters()), updates=updates
         )
-        assert self.optimizer.updates == "workers"
+        assert self.optimizer.updates == (updates or "servers")
         self.alone = Alone(self.twin, self.optimizer.num_workers)
         self.its = made(self.twin.parameters())
 
@@ -166,6 +169,64 @@ def chosen() -> None:
     for more in ({}, {"fused": True}):
         adam = torch.optim.Adam(net.parameters(), **more)
         assert p3kv.torch.Optimizer(net, adam).updates == "servers"
+
+
+def first_step() -> None:
+    """What the script does with gradients in its first step tells who updates."""
+
+    def of_rank_0(pair: Pair) -> None:
+        if pair.optimizer.rank == 0:
+            pair.optimizer.norm = sum(one.grad.norm() for one in pair.net.first.parameters())
+
+    def halved(pair: Pair) -> None:
+        pair.both(lambda net: [one.grad.mul_(0.5) for one in net.first.parameters()])
+
+    def passes(pair: Pair) -> None:
+        pair.backward(loss_at(50))
+
+    def sampled(pair: Pair) -> None:
+        def clip(net: torch.nn.Module) -> None:
+            array = net.first.weight.grad.numpy()
+            array.clip(-0.01, 0.01, array)
+
+        pair.both(clip)
+
+    for uses in (
+        of_rank_0,
+        halved,
+        passes,
+        sampled,
+        lambda pair: pair.both(
+            lambda net: torch.nn.utils.clip_grad_norm_(net.first.parameters(), 0.1)
+        ),
+        lambda pair: pair.both(lambda net: torch.nn.utils.clip_grad_value_(net.parameters(), 0.01)),
+        lambda pair: pair.both(lambda net: setattr(net.second.weight, "grad", None)),
+    ):
+        pair = Pair(OPTIMIZERS["AdamW"], updates=None)
+        for step in range(4):
+            pair.none()
+            loss = loss_at(step, lambda rank, step=step: step % 3 > rank)
+            loss(pair.net, pair.optimizer.rank).backward()
+            # The second pass tells that the first one's gradients are to be means, too.
+            pair.alone.backward(loss, synced=step > 0 or uses is not passes)
+            uses(pair)
+            pair.step()
+            assert pair.optimizer.updates == "workers", uses
+        pair.optimizer.wait()
+    for uses in (
+        lambda pair: None,
+        lambda pair: pair.optimizer.clip_grad_norm_(0.1),
+        lambda pair: torch.nn.utils.clip_grad_norm_(pair.net.parameters(), 0.1),
+        lambda pair: pair.optimizer.skip_step(False),
+        lambda pair: [one.grad.shape for one in pair.net.first.parameters()],
+    ):
+        pair = Pair(OPTIMIZERS["SGD"], updates=None)
+        for step in range(3):
+            pair.none()
+            loss_at(step)(pair.net, pair.optimizer.rank).backward()
+            uses(pair)
+            pair.optimizer.step()
+            assert pair.optimizer.updates == "servers"
 
 
 def lbfgs() -> None:

@@ -16,7 +16,8 @@ WIDE = 1024
 
 
 def trained(model: nn.Module) -> p3kv.torch.Optimizer:
-    return p3kv.torch.Optimizer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    return p3kv.torch.Optimizer(model, inner, updates="servers")
 
 
 def scaled(gradient: torch.Tensor) -> None:

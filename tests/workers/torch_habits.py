@@ -225,7 +225,11 @@ def activations_are_computed_again() -> None:
         pair.step()
     pair.check()
     partial = Pair(lambda: Shared(True))
-    refused("a reentrant checkpoint brings a gradient in parts", partial.step)
+    for _ in range(3):
+        partial.step()
+    partial.check()
+    assert partial.optimizer.updates == "workers"
+    assert pair.optimizer.updates == "servers"
     pair = Pair(lambda: Shared(True))
     for _ in range(3):
         with pair.optimizer.no_sync():

@@ -82,16 +82,14 @@ READS: Dict[str, Callable[[nn.Linear], Any]] = {
 }
 
 
-def trained(model: nn.Module, rule: Optional[str] = None) -> p3kv.torch.Optimizer:
-    inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    return p3kv.torch.Optimizer(model, inner, consistency=rule)
-
-
-def trained_by_servers(
-    model: nn.Module, inner: Optional[torch.optim.Optimizer] = None
+def trained(
+    model: nn.Module,
+    rule: Optional[str] = None,
+    inner: Optional[torch.optim.Optimizer] = None,
 ) -> p3kv.torch.Optimizer:
     inner = inner or torch.optim.SGD(model.parameters(), lr=1.0)
-    return p3kv.torch.Optimizer(model, inner, updates="servers")
+    updates = None if rule else "servers"
+    return p3kv.torch.Optimizer(model, inner, consistency=rule, updates=updates)
 
 
 def read_late() -> None:
@@ -249,7 +247,7 @@ def use_wrongly() -> None:
     plain = trained(nn.Linear(4, 3))
     torch.amp.GradScaler("cpu", enabled=False).step(plain)
     complexes = nn.Linear(2, 2).to(torch.complex64)
-    refused("'weight' is torch.complex64", trained_by_servers, complexes)
+    refused("'weight' is torch.complex64", trained, complexes)
     refused("can't train on the device 'meta'", trained, nn.Linear(2, 2, device="meta"))
     renewed = nn.Linear(4, 3)
     stale = trained(renewed)
@@ -258,7 +256,7 @@ def use_wrongly() -> None:
     stale.step()  # warns
     small = nn.Linear(2, 2)
     shrinks = torch.optim.LBFGS(small.parameters())
-    refused("LBFGS: it evaluates the closure", trained_by_servers, small, shrinks)
+    refused("LBFGS: it evaluates the closure", trained, small, None, shrinks)
     refused(
         "and workers can't do it either: ", p3kv.torch.Optimizer, small, shrinks, None,
         "asynchronous",

@@ -285,7 +285,7 @@ def what_the_script_writes_into_states_counts() -> None:
     pair.backward()
     pair.state()["exp_avg"].zero_()
     refused("state of '0.weight' was changed between backward", pair.optimizer.step)
-    wrong = Pair(sgd).attach()
+    wrong = Pair(sgd).attach(updates="servers")
     wrong.state()["momentum_buffer"] = torch.ones(3)
     if wrong.optimizer.rank == 0:
         wrong.optimizer.zero_grad()

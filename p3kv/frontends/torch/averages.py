@@ -46,46 +46,51 @@ class AverageSteps(Steps):
         client: Client[TorchScriptOptimizer],
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        buffers: Optional[str],
+        shared: SharedModel,
+        gradients: Gradients,
         syncs: Callable[[], bool],
     ) -> None:
-        """`buffers` as in `SharedModel`; `syncs()`: whether a backward pass belongs to no
-        `no_sync`.
-
-        Raises NotSupportedError for a parameter or a buffer that can't be shared, and for settings
-        by which sums would not be those of all workers' gradients.
-        """
+        """`shared` has the optimizer's parameters, and its store no optimizer. `syncs()`: whether a
+        backward pass belongs to no `no_sync`. `check_sums` has raised nothing."""
         super().__init__(model, optimizer)
-        own = self._own = client.own
-        self._syncs = syncs
-        what = "p3kv.torch.Optimizer(..., updates='workers')"
-        own.combine({Feature.NO_OPTIMIZER}, what)
-        check_all_stay(client.worker.settings, "the mean of gradients")
+        self._own, self._shared, self._syncs = client.own, shared, syncs
         client.pushes.marks_steps = True
-        shared = self._shared = SharedModel(
-            client, model, optimizer, buffers, whole=False, sparse={}, by_servers=False
-        )
-        for bucket in shared.buckets:
-            if Feature.REMEMBERS_VALUES in features_of(bucket.key.declared, own.rule):
-                codec = bucket.key.declared.codecs.values
-                raise NotSupportedError(
-                    f"{what}: the codec {codec} sends by how much a value has changed, and "
-                    "means of gradients are new in each step: use another P3KV_VALUE_CODEC "
-                    "(float16)"
-                )
-        self.number = own.number
+        self.number = client.own.number
         """In the order in which each worker makes its optimizers."""
-        self._pass = Pass(client, shared)
+        self._pass = Pass(client, shared, gradients)
         self._has_passed = False
         """Whether a backward pass has ended in this step."""
-        self._hooks = Hooks(shared.buckets, self._ready)
-        shared.begin(self)
-        self._pass.begin_first()
+        self._hooks = Hooks(shared.buckets, self.ready)
         self._hooks.add()
-        _finish_after_backward()
+        finish_after_backward()
         _every.add(self)
 
-    def _ready(self, parameter: torch.Tensor) -> None:
+    @classmethod
+    def attached(
+        cls,
+        client: Client[TorchScriptOptimizer],
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        buffers: Optional[str],
+        syncs: Callable[[], bool],
+    ) -> AverageSteps:
+        """Shares the parameters of an optimizer, and has it step by means. `buffers` as in
+        `SharedModel`. Raises what that and `check_sums` raise."""
+        shared = SharedModel(
+            client, model, optimizer, buffers, whole=False, sparse={}, by_servers=False
+        )
+        check_sums(client, shared)
+        gradients = Gradients(client.worker, client.own, shared.every)
+        steps = cls(client, model, optimizer, shared, gradients, syncs)
+        shared.begin(steps)
+        return steps
+
+    def exchange_now(self) -> None:
+        """Has the gradients that there are be the means of all workers', as after a pass."""
+        self._pass.begin()  # which none of torch's hooks has
+        self.finish()
+
+    def ready(self, parameter: torch.Tensor) -> None:
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
         if not self._syncs():
             return
@@ -166,7 +171,9 @@ class Pass:
     run `backward`, `finish` in the script's.
     """
 
-    def __init__(self, client: Client[TorchScriptOptimizer], shared: SharedModel) -> None:
+    def __init__(
+        self, client: Client[TorchScriptOptimizer], shared: SharedModel, gradients: Gradients
+    ) -> None:
         self._own = client.own
         self._worker = client.worker
         self._pushes = client.pushes
@@ -178,7 +185,7 @@ class Pass:
             for weight in bucket.weights
         }
         """By the parameter's id."""
-        self._gradients = Gradients(client.worker, client.own, shared.every)
+        self._gradients = gradients
         self._pushing = threading.RLock()
         """Held while a push is counted and begins: `backward` has a thread for each device."""
         self.is_open = False
@@ -194,18 +201,19 @@ class Pass:
         self._asleep: Set[int] = set()
         """By the buckets' ids: of which no worker had a gradient in the last pass."""
 
-    def begin_first(self) -> None:
-        """All have their initial values."""
-        self._gradients.declare()
+    def begin(self) -> bool:
+        """Begins the pass; returns whether it had not begun."""
+        begins, self.is_open = not self.is_open, True
+        if begins:
+            self._pushes.one_step()
+        return begins
 
     def ready(self, parameter: torch.Tensor) -> bool:
         """A parameter's gradient is complete, as far as torch knows; returns whether the pass
         begins with it."""
         bucket, _ = self._of[id(parameter)]
         with self._pushing:
-            begins = not self.is_open
-            if begins:
-                self._begin()
+            begins = self.begin()
             self._came.add(id(parameter))
             if bucket.pushed:
                 self._again.add(id(bucket))
@@ -220,8 +228,7 @@ class Pass:
         """Has all gradients leave that have not, and waits until each is the mean of all workers';
         zeros of those that lack it. One that no worker has stays None."""
         with self._pushing, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            if not self.is_open:
-                self._begin()
+            self.begin()
             for bucket in self._buckets:
                 if not bucket.pushed and (id(bucket) not in self._asleep or _has_any(bucket)):
                     self._push(bucket)
@@ -249,10 +256,6 @@ class Pass:
             self._pushed, self.is_open = [], False
             self._came.clear()
             self._again.clear()
-
-    def _begin(self) -> None:
-        self.is_open = True
-        self._pushes.one_step()
 
     def _again_of(self, weight: Weight) -> bool:
         return id(self._of[id(weight.parameter)][0]) in self._again
@@ -337,6 +340,7 @@ class Gradients:
     them. Who lacks none sends no number. Belongs to whoever holds the lock of the pass."""
 
     def __init__(self, worker: Worker, own: WorkerStore, every: Sequence[Weight]) -> None:
+        """Makes the key known to the job; all workers do."""
         self._worker = worker
         self._own = own
         self._every = every
@@ -344,22 +348,36 @@ class Gradients:
         self._heard = torch.zeros_like(self._said)
         self._there = threading.Event()
         self._error: Optional[BaseException] = None
-
-    def declare(self) -> None:
-        """Makes the key known to the job; all workers call it."""
-        self._key = self._own.declare(
-            "who lacks gradients", (len(self._every),), "int32",
+        self._key = own.declare(
+            "who lacks gradients", (len(every),), "int32",
             "how many workers lack a gradient of each parameter", beside=True,
         )  # fmt: skip
-        if self._worker.rank == 0:
+        if worker.rank == 0:
             said_at = self._said.data_ptr()
-            self._worker.begin(Push(self._key, INITIAL_ROUND, 0, said_at, None, _ignore))
+            worker.begin(Push(self._key, INITIAL_ROUND, 0, said_at, None, _ignore))
+
+    def any_says(self, says: bool) -> bool:
+        """Whether any worker says yes. Waits for all workers, which call it in place of
+        `heard`."""
+        return self._summed(0, [int(says)] + [0] * (len(self._every) - 1)) is not None
 
     def heard(self, step: int, again: Callable[[Weight], bool]) -> Tuple[Set[int], Set[int]]:
         """Says which gradients this worker lacks, and which have changed after they had left;
         returns, by the parameters' ids, which all workers lack, and which have changed on any.
         Waits for all workers."""
-        numbers = [(one.parameter.grad is None) + _AGAIN * again(one) for one in self._every]
+        heard = self._summed(
+            step, [(one.parameter.grad is None) + _AGAIN * again(one) for one in self._every]
+        )
+        if heard is None:
+            return set(), set()
+        ids, workers = [id(one.parameter) for one in self._every], self._worker.num_workers
+        return (
+            {at for at, number in zip(ids, heard) if number % _AGAIN == workers},
+            {at for at, number in zip(ids, heard) if number >= _AGAIN},
+        )
+
+    def _summed(self, step: int, numbers: List[int]) -> Optional[List[int]]:
+        """The sums of all workers' numbers; None where all are 0."""
         key, says = self._key, any(numbers)
         self._said = torch.tensor(numbers, dtype=torch.int32, device="cpu")
         key.round += 1
@@ -373,21 +391,33 @@ class Gradients:
         waited(self._there.wait)
         if self._error is not None:
             raise self._error
-        if changes is not None and not changes.result():
-            return set(), set()
-        heard = [
-            (id(one.parameter), number) for one, number in zip(self._every, self._heard.tolist())
-        ]
-        workers = self._worker.num_workers
-        return (
-            {at for at, number in heard if number % _AGAIN == workers},
-            {at for at, number in heard if number >= _AGAIN},
-        )
+        nothing = changes is not None and not changes.result()
+        return None if nothing else self._heard.tolist()
 
     def _arrived(self, error: Optional[BaseException]) -> None:
         """Called in the worker's thread."""
         self._error = error
         self._there.set()
+
+
+def check_sums(client: Client[TorchScriptOptimizer], shared: SharedModel) -> None:
+    """Raises NotSupportedError for settings by which a store's sums would not be those of all
+    workers' gradients."""
+    own, what = client.own, "p3kv.torch.Optimizer(..., updates='workers')"
+    if own.rule.own_rounds:
+        raise NotSupportedError(
+            f"{what}: in an asynchronous store each worker's gradients are exchanged by "
+            "themselves, and have no mean: use the consistency bulk_synchronous"
+        )
+    own.combine({Feature.NO_OPTIMIZER}, what)
+    check_all_stay(client.worker.settings, "the mean of gradients")
+    for bucket in shared.buckets:
+        if Feature.REMEMBERS_VALUES in features_of(bucket.key.declared, own.rule):
+            raise NotSupportedError(
+                f"{what}: the codec {bucket.key.declared.codecs.values} sends by how much a value "
+                "has changed, and means of gradients are new in each step: use another "
+                "P3KV_VALUE_CODEC (float16)"
+            )
 
 
 def _has_any(bucket: Bucket) -> bool:
@@ -430,7 +460,7 @@ _calling = threading.Lock()
 
 
 @functools.lru_cache(maxsize=None)
-def _finish_after_backward() -> None:
+def finish_after_backward() -> None:
     """Has passes end when torch.autograd.backward ends, which Tensor.backward calls. torch's engine
     has callbacks for the end of a pass, but those of a pass inside a pass, as reentrant checkpoints
     make one, come too early, and nothing tells such a pass.

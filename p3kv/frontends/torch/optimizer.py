@@ -161,9 +161,9 @@ class Optimizer(torch.optim.Optimizer):
             return LocalSteps(client, model, self, buffers)
         why = why_servers_can_t(self) if updates is None else None
         if updates != WORKERS and why is None:
-            return ServerSteps(client, model, self, buffers, self._syncs)
+            return ServerSteps(client, model, self, buffers, self._syncs, updates is None)
         try:
-            steps = AverageSteps(client, model, self, buffers, self._syncs)
+            steps = AverageSteps.attached(client, model, self, buffers, self._syncs)
         except NotSupportedError as error:
             if why is None:
                 raise
@@ -411,7 +411,7 @@ def watch_scalers() -> None:
         self: Any, optimizer: Any, inv_scale: torch.Tensor, *others: Any, **named: Any
     ) -> Dict[torch.device, torch.Tensor]:
         steps = getattr(optimizer, "_steps", None)
-        if isinstance(steps, ServerSteps):
+        if isinstance(steps, ServerSteps) and steps.stays():
             return {inv_scale.device: steps.unscale(float(inv_scale))}
         found: Dict[torch.device, torch.Tensor] = unscale(
             self, optimizer, inv_scale, *others, **named

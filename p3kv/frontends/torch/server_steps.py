@@ -20,6 +20,12 @@ import torch
 
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError
+from p3kv.frontends.torch.averages import (
+    AverageSteps,
+    Gradients,
+    check_sums,
+    finish_after_backward,
+)
 from p3kv.frontends.torch.clipping import NOT_FINITE, Clipping
 from p3kv.frontends.torch.exchange import refuse_second
 from p3kv.frontends.torch.hooks import Hooks
@@ -61,15 +67,17 @@ class ServerSteps(Steps):
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str],
         syncs: Callable[[], bool],
+        may_give_way: bool,
     ) -> None:
         """`buffers` as in `SharedModel`; `syncs()`: whether a backward pass belongs to no
-        `no_sync`.
+        `no_sync`. `may_give_way`: workers update the weights (`AverageSteps`) if the script uses
+        gradients between `backward` and `step` in its first step.
 
         Raises NotSupportedError for an optimizer, a parameter or a buffer that can't be shared.
         """
         super().__init__(model, optimizer)
         own = self._own = client.own
-        self._syncs = syncs
+        self._client, self._syncs = client, syncs
         self._whole = needs_whole(optimizer)
         """Whether servers update whole tensors, and not slices."""
         sparse = sparse_weights(model, optimizer)
@@ -87,16 +95,23 @@ class ServerSteps(Steps):
         self._pushes = shared.pushes
         worker = self._worker = shared.worker
         self._clipping = Clipping(own, self._pushes.clipping, worker.num_workers, worker.barrier)
-        shared.resuming.set_optimizer(
-            TorchScriptOptimizer(
-                optimizer,
-                {at: weight.key.key for at, (_, weight) in self._of.items()},
-                self._pushes.step,
-                worker.num_workers,
-                own.codec_applies_momentum,
-                sparse,
-            )
+        self._script_optimizer = TorchScriptOptimizer(
+            optimizer,
+            {at: weight.key.key for at, (_, weight) in self._of.items()},
+            self._pushes.step,
+            worker.num_workers,
+            own.codec_applies_momentum,
+            sparse,
         )
+        self._undecided: Optional[Gradients] = None
+        """While the first step has not shown who updates the weights: what tells it of all
+        workers."""
+        if may_give_way and not sparse and self._may_give_way():
+            self._pushes.checks.new_optimizer(self._script_optimizer, None)
+            self._undecided = Gradients(worker, own, shared.every)
+            finish_after_backward()
+        else:
+            shared.resuming.set_optimizer(self._script_optimizer)
         self._hooks = Hooks(shared.buckets, self._ready)
         self._pace, self._samples = Pace(worker.script), 0.0
         """How fast this worker computes, and how many samples the script has told of the step."""
@@ -127,9 +142,15 @@ class ServerSteps(Steps):
             return
         bucket, weight = self._of[id(parameter)]
         if bucket.pushed or weight.leaving is not None:
+            steps = self._decided("the script makes several backward passes", False)
+            if steps is not None:
+                steps.ready(parameter)
+                return
             refuse_second(weight)
         new = bucket.new() if bucket.is_lean else ()
         self._exchange.note(bucket, new if weight in new else (weight,))
+        if self._undecided is not None and weight.leaving is not None:
+            weight.leaving.on_use = self._used
         is_complete = bucket.is_complete
         if is_complete:
             bucket.complete_with(weight)
@@ -138,8 +159,77 @@ class ServerSteps(Steps):
             if is_complete:
                 self._exchange.push(bucket)
 
+    def _may_give_way(self) -> bool:
+        """Whether workers could update the weights by these settings."""
+        if not self._own.rule.waits_for_each_round or self._own.is_saved:
+            return False
+        try:
+            check_sums(self._client, self._shared)
+        except NotSupportedError:
+            return False
+        return True
+
+    def _used(self) -> bool:
+        """The script is about to use a gradient that has not left; returns whether that is the mean
+        of all workers' now. A hook inside `backward` sees a worker's own gradient, as with
+        DistributedDataParallel."""
+        if torch._C._current_graph_task_id() != -1:
+            return False
+        return self._decided("the script uses gradients between backward and step") is not None
+
+    def stays(self) -> bool:
+        """The script does what servers do for it; returns whether they update the weights, which
+        other workers may deny in the first step."""
+        return self._decided("") is None
+
+    def _decided(self, why: str, is_over: bool = True) -> Optional[AverageSteps]:
+        """Decides, in the first step, who updates the weights: workers do it if `why` says so on
+        any of them. Returns what makes steps in place of these then; None where these go on.
+        Waits for all workers. `is_over`: the backward pass is, so gradients are to be means."""
+        gradients, self._undecided = self._undecided, None
+        if gradients is None:
+            return None
+        if not gradients.any_says(bool(why)):
+            self._shared.resuming.set_optimizer(self._script_optimizer)
+            return None
+        self._hooks.remove()
+        dropped: List[torch.Tensor] = []
+        for _, weight in self._of.values():
+            leaving, weight.leaving = weight.leaving, None
+            if leaving is not None:
+                leaving.stays()
+                if is_over and weight.parameter.grad is None:  # other workers may have kept theirs
+                    weight.parameter.grad = leaving.gradient
+                    dropped.append(weight.parameter)
+        steps = AverageSteps(
+            self._client, self._model, self._optimizer, self._shared, gradients, self._syncs
+        )
+        self._shared.belong_to(steps)
+        self._give_way(steps)
+        steps.say_why(why or "another worker's script uses gradients between backward and step")
+        if self._weighs:
+            steps.weigh(1.0)
+        if is_over:
+            steps.exchange_now()
+            for parameter in dropped:
+                parameter.grad = None
+        return steps
+
+    def _change(self) -> str:
+        """Why the gradients of the step are not those that `backward` has computed; empty if they
+        are."""
+        for _, weight in self._of.values():
+            if weight.leaving is not None:
+                change = weight.leaving.change(weight.parameter.grad)
+                if change is not None:
+                    return f"the gradient of '{weight.name}' {change} before step"
+        return ""
+
     def clip(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         self._shared.check()
+        steps = self._decided("")
+        if steps is not None:
+            return steps.clip(max_norm, error_if_nonfinite)
         check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
         self._clipping.begin_clip(error_if_nonfinite)
         self._begin()
@@ -154,12 +244,20 @@ class ServerSteps(Steps):
 
     def skip(self, drops: bool) -> torch.Tensor:
         self._shared.check()
+        steps = self._decided("")
+        if steps is not None:
+            return steps.skip(drops)
         check_all_stay(self._worker.settings, "a step that any worker may have skipped")
         return self._clipping.skip(drops)
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
         loss = evaluated(closure)
         self._shared.check()
+        if self._undecided is not None:
+            steps = self._decided(self._change())
+            if steps is not None:
+                steps.step(None)
+                return loss
         self._end_step()
         return loss
 
@@ -203,6 +301,7 @@ class ServerSteps(Steps):
 
     def begin_epoch(self, how: How) -> None:
         self._shared.check()
+        self._decided("")
         if self._own.own_rounds:
             raise NotSupportedError(
                 "opt.join() waits for the workers that have batches, and by this consistency rule "

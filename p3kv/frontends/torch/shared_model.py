@@ -126,8 +126,8 @@ class SharedModel:
             older = _STEPS_OF.get(id(weight.parameter))
             if older is not None:
                 older.stop()
-        for weight in self.every:
-            _STEPS_OF[id(weight.parameter)] = steps
+        self.belong_to(steps)
+        forget_with(self, self.worker, self._own.number, self.buckets)
         for bucket in self.buckets:
             if isinstance(bucket, Table):
                 bucket.steps = steps
@@ -147,7 +147,16 @@ class SharedModel:
             if buffers not in self._buffers:
                 buffers.join(self, self._how, self._chosen)
                 self._buffers.append(buffers)
-        _note(steps, self, self._own.number)
+
+    def belong_to(self, steps: Steps) -> None:
+        """Has `steps` train the parameters. Their values come before the worker leaves, or the
+        script has failed. When nobody has them any more, the store is forgotten."""
+        for weight in self.every:
+            _STEPS_OF[id(weight.parameter)] = steps
+        if not _ALL:
+            this_process.at_end(_finish)
+        _ALL[:] = [one for one in _ALL if one[0]() is not None and one[1]() is not self]
+        _ALL.append((ref(steps), ref(self)))
 
     def check(self) -> None:
         """Raises the job's failure; NotSupportedError where another optimizer has taken over."""
@@ -370,16 +379,6 @@ def trained_by(parameters: Sequence[torch.Tensor]) -> Optional[Steps]:
     found = (_STEPS_OF.get(id(parameter)) for parameter in parameters)
     steps = next((one for one in found if one is not None), None)
     return steps if steps is not None and steps.trains(parameters) else None
-
-
-def _note(steps: Steps, shared: SharedModel, store: int) -> None:
-    """Has the values of steps come before the worker leaves, or the script has failed. When nobody
-    has them any more, their store is forgotten."""
-    if not _ALL:
-        this_process.at_end(_finish)
-    _ALL[:] = [one for one in _ALL if one[0]() is not None]
-    _ALL.append((ref(steps), ref(shared)))
-    forget_with(steps, shared.worker, store, shared.buckets)
 
 
 def _finish() -> None:

@@ -70,6 +70,10 @@ class Steps(ABC):
         own = {at for at, one in self._parameters.items() if one.requires_grad}
         return own == {id(one) for one in parameters if one.requires_grad}
 
+    def _give_way(self, other: Steps) -> None:
+        """Has the optimizer make its steps by others from now on."""
+        vars(self._optimizer)["_steps"] = other
+
     @abstractmethod
     def wait(self) -> None:
         """Waits until all weights and buffers are there."""

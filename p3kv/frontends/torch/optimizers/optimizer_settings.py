@@ -89,7 +89,7 @@ def why_servers_can_t(optimizer: torch.optim.Optimizer) -> Optional[str]:
     except NotSupportedError as error:
         return str(error)
     every = (one for group in optimizer.param_groups for one in group["params"])
-    dtype = next((one.dtype for one in every if one.is_complex()), None)
+    dtype = next((one.dtype for one in every if one.is_complex() and one.requires_grad), None)
     return None if dtype is None else f"servers can't update parameters of {dtype}"
 
 

@@ -23,7 +23,8 @@ from p3kv.frontends.torch.values.watched import (
 
 _NO_SYNC = (
     "or call backward in 'with opt.no_sync():', after which gradients leave in opt.step(), as they "
-    "are then"
+    "are then; or give updates='workers' to p3kv.torch.Optimizer, by which each gradient is the "
+    "mean of all workers' when backward returns"
 )
 _CHANGE_BEFORE = (
     "clip by opt.clip_grad_norm_(max_norm), which clips the mean of all workers' gradients; change "
@@ -54,8 +55,8 @@ class Leaving(Watcher):
     """
 
     __slots__ = (
-        "_aliases", "_copy", "_function", "_has_left", "_in_step", "_name", "_version", "_wait",
-        "gradient", "travels",
+        "_aliases", "_copy", "_function", "_has_left", "_in_step", "_is_over", "_name", "_version",
+        "_wait", "gradient", "on_use", "travels",
     )  # fmt: skip
 
     def __init__(
@@ -74,7 +75,10 @@ class Leaving(Watcher):
         """What has given it."""
         self.travels = False
         """Whether the network reads the gradient's own memory."""
-        self._in_step, self._has_left = True, False
+        self._in_step, self._has_left, self._is_over = True, False, False
+        self.on_use: Optional[Callable[[], bool]] = None
+        """Called when the script is about to use the gradient; returns whether that is no way to
+        the servers any more."""
         if is_watched(gradient):  # that of another parameter, too
             self._copy = _copied(gradient)
             return
@@ -92,13 +96,17 @@ class Leaving(Watcher):
         """How often torch has seen it written to since it was computed."""
         return self.gradient._version - self._version
 
-    def check(self, now: Optional[torch.Tensor]) -> None:
-        """Raises NotSupportedError if the gradient has changed, whose parameter has `now`."""
+    def change(self, now: Optional[torch.Tensor]) -> Optional[str]:
+        """How the gradient has changed, whose parameter has `now`, in words; None if it has not."""
         is_same = now is self.gradient and self._version == now._version
         if is_same and self._copy is None and not self._aliases:
-            return
+            return None
         with torch._C.DisableTorchFunctionSubclass():
-            change = self._change(now)
+            return self._change(now)
+
+    def check(self, now: Optional[torch.Tensor]) -> None:
+        """Raises NotSupportedError if the gradient has changed, whose parameter has `now`."""
+        change = self.change(now)
         if change is not None:
             zero = now is None or not now.any()
             raise NotSupportedError(
@@ -106,6 +114,11 @@ class Leaving(Watcher):
                 "before opt.step(), when it had left for the servers: "
                 + (LEAVE_OUT_BEFORE if zero else _CHANGE_BEFORE)
             )
+
+    def stays(self) -> None:
+        """It is no way to the servers any more."""
+        self._is_over = True
+        self._back()
 
     def step_ends(self) -> None:
         """The script may change the gradient, once it has left."""
@@ -129,12 +142,16 @@ class Leaving(Watcher):
 
     def take(self, tensor: Optional[torch.Tensor] = None) -> None:
         """Whoever has the gradient may do anything with it."""
+        if self.on_use is not None and self.on_use():
+            return
         if self._in_step:
             self._give("data")
         else:
             self._wait()
 
     def read(self, tensor: torch.Tensor, function: Any) -> None:
+        if self.on_use is not None and self.on_use():
+            return
         name = name_of(function)
         if gives_memory(function):
             if self._in_step:
@@ -145,6 +162,8 @@ class Leaving(Watcher):
             self._wait()
 
     def gave(self, tensor: torch.Tensor, function: Any, result: Any) -> None:
+        if self._is_over:
+            return
         if gives_memory(function):
             for one in (self.gradient, *(alias.tensor for alias in self._aliases)):
                 self._watch(one)
