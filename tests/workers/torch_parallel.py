@@ -243,6 +243,62 @@ def buffers_are_rank_0_s_or_each_its_own() -> None:
         assert torch.equal(*others) == broadcast
 
 
+def gradients_are_used_before_a_step() -> None:
+    """They are means then, from the first step on; a scaler and clipping need no other way."""
+
+    def clipped(model: nn.Module, _: Any, __: Any) -> None:
+        nn.utils.clip_grad_value_(model.parameters(), 0.01)
+
+    def dropped(model: nn.Module, _: Any, __: Any) -> None:
+        [*model.parameters()][-1].grad = None
+
+    def scaled(model: nn.Module, scaler: torch.amp.GradScaler, optimizer: Any) -> None:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    def none(*_: Any) -> None:
+        pass
+
+    for use, scales, way in (
+        (clipped, False, "workers"),
+        (dropped, False, "workers"),
+        (clipped, True, "workers"),
+        (scaled, True, "servers"),
+        (none, True, "servers"),
+        (none, False, "servers"),
+    ):
+        wrapped = DDP(small())
+        twin = copy.deepcopy(wrapped.module)
+        made, alone = sgd(wrapped), sgd(twin)
+        mine, its = (
+            torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scales) for _ in range(2)
+        )
+        for step in range(6):
+
+            def loss(
+                model: nn.Module,
+                x: torch.Tensor,
+                scaler: torch.amp.GradScaler = mine,
+                overflows: bool = scales and step == 3,
+            ) -> torch.Tensor:
+                found = scaler.scale(loss_of(model, x))
+                return found * float("inf") if overflows and torch.equal(x, batch(3, 1)) else found
+
+            made.zero_grad()
+            alone.zero_grad()
+            loss(wrapped, batch(step, dist.get_rank())).backward()
+            its.scale(torch.zeros(()))
+            mean_of(twin, step, loss)
+            for model, scaler, optimizer in ((wrapped, mine, made), (twin, its, alone)):
+                use(model, scaler, optimizer)
+                scaler.step(optimizer)
+            mine.update()
+            its.update()
+            assert mine.get_scale() == its.get_scale()
+        same(wrapped.module, twin)
+        assert made.updates == way, (use, scales)
+
+
 def a_step_is_clipped_by_torch_s_function() -> None:
     """Also of a p3kv.torch.Optimizer without a wrapper; other parameters' gradients are torch's."""
     for wraps in (True, False):
@@ -307,6 +363,7 @@ CHECKS: List[Callable[[], None]] = [
     gradients_in_parts_leave_when_they_are_complete,
     epochs_are_uneven,
     buffers_are_rank_0_s_or_each_its_own,
+    gradients_are_used_before_a_step,
     a_step_is_clipped_by_torch_s_function,
     what_it_can_t_train_is_refused,
 ]

@@ -161,7 +161,9 @@ class Optimizer(torch.optim.Optimizer):
             return LocalSteps(client, model, self, buffers)
         why = why_servers_can_t(self) if updates is None else None
         if updates != WORKERS and why is None:
-            return ServerSteps(client, model, self, buffers, self._syncs, updates is None)
+            return ServerSteps(
+                client, model, self, buffers, self._syncs, self._may_leave, updates is None
+            )
         try:
             steps = AverageSteps.attached(client, model, self, buffers, self._syncs)
         except NotSupportedError as error:
@@ -367,6 +369,11 @@ class Optimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """What torch's GradScaler asks for."""
         return self._steps.takes_scaled_gradients
+
+    def _may_leave(self) -> bool:
+        """Of a backward pass for which `_syncs` is false: whether it still may be the last before
+        a step."""
+        return False
 
     def _syncs(self) -> bool:
         """Whether a backward pass belongs to no `no_sync`."""

@@ -163,6 +163,9 @@ class WrappedOptimizer(Optimizer):
         if self._passes.called(model, is_fed, syncs):
             self._steps.adds_up()
 
+    def _may_leave(self) -> bool:
+        return super()._syncs() and self._passes.syncs
+
     def _syncs(self) -> bool:
         if not super()._syncs():
             return False

@@ -47,6 +47,7 @@ from p3kv.frontends.torch.steps import Number, Steps, evaluated
 from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.asleep import Asleep
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
+from p3kv.frontends.torch.values.leaving import Leaving, is_part
 from p3kv.frontends.torch.values.written import copied, is_written
 from p3kv.server.optimizer import State
 from p3kv.store.client import Client
@@ -67,17 +68,20 @@ class ServerSteps(Steps):
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str],
         syncs: Callable[[], bool],
+        may_leave: Callable[[], bool],
         may_give_way: bool,
     ) -> None:
         """`buffers` as in `SharedModel`; `syncs()`: whether a backward pass belongs to no
-        `no_sync`. `may_give_way`: workers update the weights (`AverageSteps`) if the script uses
-        gradients between `backward` and `step` in its first step.
+        `no_sync`, and its gradients leave at once. `may_leave()`: whether those of one that does
+        not would be means when it ends, if workers updated the weights. `may_give_way`: workers
+        update the weights (`AverageSteps`) if the script uses gradients between `backward` and
+        `step` in its first step.
 
         Raises NotSupportedError for an optimizer, a parameter or a buffer that can't be shared.
         """
         super().__init__(model, optimizer)
         own = self._own = client.own
-        self._client, self._syncs = client, syncs
+        self._client, self._syncs, self._may_leave = client, syncs, may_leave
         self._whole = needs_whole(optimizer)
         """Whether servers update whole tensors, and not slices."""
         sparse = sparse_weights(model, optimizer)
@@ -106,6 +110,8 @@ class ServerSteps(Steps):
         self._undecided: Optional[Gradients] = None
         """While the first step has not shown who updates the weights: what tells it of all
         workers."""
+        self._seen: Dict[int, Leaving] = {}
+        """Until then, by weight: gradients that leave in `step`, and whose uses are seen."""
         if may_give_way and not sparse and self._may_give_way():
             self._pushes.checks.new_optimizer(self._script_optimizer, None)
             self._undecided = Gradients(worker, own, shared.every)
@@ -138,9 +144,14 @@ class ServerSteps(Steps):
 
     def _ready(self, parameter: torch.Tensor) -> None:
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
-        if not self._syncs() or parameter.grad is None or self._exchange.leaves_out:
+        if parameter.grad is None or self._exchange.leaves_out:
             return
+        syncs = self._syncs()
         bucket, weight = self._of[id(parameter)]
+        if not syncs:
+            if self._undecided is not None and self._may_leave():
+                self._see(bucket, weight)
+            return
         if bucket.pushed or weight.leaving is not None:
             steps = self._decided("the script makes several backward passes", False)
             if steps is not None:
@@ -158,6 +169,22 @@ class ServerSteps(Steps):
             self._begin()
             if is_complete:
                 self._exchange.push(bucket)
+
+    def _see(self, bucket: Bucket, weight: Weight) -> None:
+        """Has uses of a gradient be seen that leaves in `step`."""
+        gradient = weight.parameter.grad
+        assert gradient is not None
+        self._unsee(weight)
+        seen = Leaving(weight.name, gradient, bucket.wait, keeps_copy=is_part(gradient))
+        seen.on_use = self._used
+        self._seen[id(weight)] = seen
+
+    def _unsee(self, weight: Weight) -> Optional[Leaving]:
+        """The gradient of a weight whose uses were seen; they are not any more."""
+        seen = self._seen.pop(id(weight), None)
+        if seen is not None:
+            seen.stays()
+        return seen
 
     def _may_give_way(self) -> bool:
         """Whether workers could update the weights by these settings."""
@@ -189,13 +216,14 @@ class ServerSteps(Steps):
         gradients, self._undecided = self._undecided, None
         if gradients is None:
             return None
+        seen = {id(weight): self._unsee(weight) for _, weight in self._of.values()}
         if not gradients.any_says(bool(why)):
             self._shared.resuming.set_optimizer(self._script_optimizer)
             return None
         self._hooks.remove()
         dropped: List[torch.Tensor] = []
         for _, weight in self._of.values():
-            leaving, weight.leaving = weight.leaving, None
+            leaving, weight.leaving = weight.leaving or seen[id(weight)], None
             if leaving is not None:
                 leaving.stays()
                 if is_over and weight.parameter.grad is None:  # other workers may have kept theirs
@@ -219,8 +247,9 @@ class ServerSteps(Steps):
         """Why the gradients of the step are not those that `backward` has computed; empty if they
         are."""
         for _, weight in self._of.values():
-            if weight.leaving is not None:
-                change = weight.leaving.change(weight.parameter.grad)
+            leaving = weight.leaving or self._seen.get(id(weight))
+            if leaving is not None:
+                change = leaving.change(weight.parameter.grad)
                 if change is not None:
                     return f"the gradient of '{weight.name}' {change} before step"
         return ""
