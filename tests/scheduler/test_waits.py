@@ -224,7 +224,7 @@ def torch_job(case: str) -> JobResult:
         ("sum", "to sum a number", "opt.wait()"),
         pytest.param(
             "clip",
-            "to clip gradients by their norm",
+            "to hold steps for a norm or votes",
             "net(torch.ones(1, 4)).sum().backward()",
             marks=pytest.mark.long,
         ),
