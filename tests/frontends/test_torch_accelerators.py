@@ -33,9 +33,10 @@ def kind(request: pytest.FixtureRequest) -> str:
 def test_numbers_are_those_of_the_cpu(kind: str) -> None:
     """Of a model that is partly on the CPU: with other strides, statistics that are broadcast or
     averaged, layers that are not used or not trained, gradients that add up or are zeroed while
-    they leave, clipping, states, half precision, rows, averages that another stream reads, a layer
-    that another stream computes, a compiled model, and updates by the workers."""
-    cases = ["dense", "clipped", "half", "rows", "streams", "averages", "compiled"]
+    they leave, clipping, scaled losses, states, half precision, rows, averages that another
+    stream reads, a layer that another stream computes, a compiled model, and updates by the
+    workers."""
+    cases = ["dense", "clipped", "scaled", "half", "rows", "streams", "averages", "compiled"]
     result = job("torch_accelerator.py", kind, *cases, P3KV_SLICE_SIZE=300)
     assert result.code == 0, result.output
     assert all(result.output.count(f"{case} is right on") == 2 for case in cases), result.output

@@ -129,6 +129,7 @@ class Case:
         net: type = Net,
         dtype: torch.dtype = torch.float32,
         clips: bool = False,
+        scales: bool = False,
         tolerance: float = 1e-4,
         has_states: bool = True,
         **options: Any,
@@ -137,6 +138,7 @@ class Case:
         self.net = net
         self.dtype = dtype
         self.clips = clips
+        self.scales = scales
         self.tolerance = tolerance
         self.has_states = has_states
         self.options = options
@@ -145,6 +147,7 @@ class Case:
 CASES_BY_NAME = {
     "dense": Case(adamw),
     "clipped": Case(momentum, clips=True, buffers="average"),
+    "scaled": Case(adamw, clips=True, scales=True),
     "half": Case(adamw, dtype=torch.bfloat16, tolerance=3e-2, buffers="own"),
     "rows": Case(by_rows, net=Rows),
     "streams": Case(adamw, net=Beside),
@@ -159,13 +162,19 @@ def images(step: int, rank: int) -> torch.Tensor:
     return torch.randn(BATCH, 3, 6, 6, generator=random)
 
 
-def backward(net: torch.nn.Module, step: int, rank: int, share: float = 1.0) -> None:
+def backward(
+    net: torch.nn.Module,
+    step: int,
+    rank: int,
+    share: float = 1.0,
+    scale: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss,
+) -> None:
     weight = next(net.parameters())
     x = images(step, rank)
     if isinstance(net, Net):
         x = x.to(weight.dtype)
     y = net(x.to(weight.device), step % 4 == 1 or (step % 4 == 2 and rank == 0))
-    (y.float().square().mean() * share).backward()
+    scale(y.float().square().mean() * share).backward()
 
 
 def zero_gradients(
@@ -215,20 +224,28 @@ def trained(case: Case, device: torch.device) -> Dict[str, torch.Tensor]:
     optimizers = [p3kv.torch.Optimizer(net, one, **case.options) for one in case.optimizers(net)]
     first = optimizers[0]
     found: Dict[str, torch.Tensor] = {}
+    scaler = torch.amp.GradScaler(
+        device.type, init_scale=2.0**10, growth_interval=3, enabled=case.scales
+    )
     ema = [weight.detach().clone().float() for weight in net.parameters()]
     for step in range(STEPS):
         if step % 3 == 0:
             with contextlib.ExitStack() as stack:
                 for one in optimizers:
                     stack.enter_context(one.no_sync())
-                backward(net, step, first.rank, 0.5)
-        backward(net, step, first.rank)
+                backward(net, step, first.rank, 0.5, scaler.scale)
+        overflows = case.scales and step == 6 and first.rank == 1
+        backward(net, step, first.rank, 1e38 if overflows else 1.0, scaler.scale)
+        for one in optimizers:
+            scaler.unscale_(one)
         if case.clips:
             found[f"norm {step}"] = first.clip_grad_norm_(0.1)
         if isinstance(net, Net):
             found[f"read before step {step}"] = read_at_last(net.wide.weight)
         for one in optimizers:
-            one.step()
+            scaler.step(one)
+        scaler.update()
+        found[f"scale {step}"] = torch.tensor(scaler.get_scale())
         zero_gradients(net, optimizers, device, in_place=step % 2 == 0)
         if step % 4 == 3 and case.dtype is torch.float32:
             averaged(ema, net, device)
@@ -255,7 +272,7 @@ def compare(case: Case, mine: Dict[str, torch.Tensor], theirs: Dict[str, torch.T
     wrong = [
         f"{name} by {float((one - theirs[name]).abs().max()):.1e}"
         for name, one in mine.items()
-        if not torch.allclose(one, theirs[name], rtol=limit, atol=limit)
+        if not torch.allclose(one, theirs[name], rtol=limit, atol=limit, equal_nan=True)
     ]
     assert not wrong, f"other numbers than on the CPU: {wrong}"
 
