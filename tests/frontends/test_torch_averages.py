@@ -39,8 +39,9 @@ def test_the_first_step_tells_who_updates() -> None:
 
 
 def test_each_pass_has_the_means_whatever_the_script_does_with_them() -> None:
-    """Several passes for a step, clipping, two optimizers, a pass that has raised."""
-    right("passes", "two_optimizers", "caught")
+    """Several passes for a step, clipping, two optimizers, a pass that has raised, parameters that
+    are added."""
+    right("passes", "two_optimizers", "caught", "groups")
 
 
 def test_a_scaler_skips_alike_on_all_workers() -> None:

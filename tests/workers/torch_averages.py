@@ -7,6 +7,7 @@ import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
+from p3kv.errors import NotSupportedError
 from torch.utils.checkpoint import checkpoint
 
 Loss = Callable[[torch.nn.Module, int], torch.Tensor]
@@ -249,6 +250,29 @@ def lbfgs() -> None:
         pair.its.step(alone)
         for one, other in zip(pair.net.parameters(), pair.twin.parameters()):
             assert torch.equal(one, other)
+
+
+def groups() -> None:
+    """Parameters are added in mid-training."""
+    pair = Pair(lambda every: torch.optim.SGD([*every][:2], lr=0.1, momentum=0.9))
+    for step in range(6):
+        if step in (2, 4):
+            for optimizer, net in ((pair.optimizer, pair.net), (pair.its, pair.twin)):
+                more = net.second if step == 2 else net.seldom
+                optimizer.add_param_group({"params": [*more.parameters()], "lr": 0.05})
+        pair.both(lambda net: net.zero_grad())
+        pair.alone.none()
+        loss = loss_at(step)
+        loss(pair.net, pair.optimizer.rank).backward()
+        pair.alone.backward(loss)
+        pair.step()
+    pair.optimizer.param_groups[0]["params"].append(torch.nn.Parameter(torch.ones(2)))
+    try:
+        pair.optimizer.step()
+    except NotSupportedError as error:
+        assert "can't come into the optimizer's param_groups" in str(error), error
+    else:
+        raise AssertionError("a parameter that came unseen")
 
 
 def passes() -> None:

@@ -15,11 +15,11 @@ import torch
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.hooks import Hooks
-from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
+from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.script_marks import waited
 from p3kv.frontends.torch.shared_model import SharedModel
-from p3kv.frontends.torch.steps import Number, Steps, evaluated, own_step
+from p3kv.frontends.torch.steps import Number, Steps, evaluated, own_step, parameters_of
 from p3kv.frontends.torch.values.bucket import Bucket, Gathered, Weight
 from p3kv.store.client import Client
 from p3kv.wire.header import INITIAL_ROUND
@@ -44,7 +44,7 @@ class AverageSteps(Steps):
     def __init__(
         self,
         client: Client[TorchScriptOptimizer],
-        model: torch.nn.Module,
+        model: Optional[torch.nn.Module],
         optimizer: torch.optim.Optimizer,
         shared: SharedModel,
         gradients: Gradients,
@@ -69,7 +69,7 @@ class AverageSteps(Steps):
     def attached(
         cls,
         client: Client[TorchScriptOptimizer],
-        model: torch.nn.Module,
+        model: Optional[torch.nn.Module],
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str],
         syncs: Callable[[], bool],
@@ -116,8 +116,21 @@ class AverageSteps(Steps):
             self._pass.finish()
             self._has_passed = True
 
+    def check_added(self, parameters: Any) -> None:
+        self._shared.check()
+
+    def added(self) -> None:
+        """All parameters are shared anew, as the scheduler and the servers know a store's."""
+        if len(parameters_of(self._optimizer)) == len(self._places):
+            return
+        client: Client[TorchScriptOptimizer] = Client("torch", TorchGoesOn, self._own.consistency)
+        buffers = self._shared.chosen_buffers
+        steps = AverageSteps.attached(client, self._model, self._optimizer, buffers, self._syncs)
+        self._give_way(steps)
+
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
         self._shared.check()
+        self._check_groups()
         self.finish()  # what the script has caught an error of
         skips = self._takes_skip()
         returned = evaluated(closure) if skips else own_step(self._optimizer, closure)

@@ -223,9 +223,12 @@ class Optimizer(torch.optim.Optimizer):
         return self._steps.skip(bool(if_any))
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """Refused once the optimizer is attached: the servers know its parameters."""
+        """Adds parameters, as torch's, where workers update the weights: all workers call it after
+        the same step, and wait for worker rank 0's values of them. Refused where servers update
+        weights: they know the optimizer's parameters."""
         self._steps.check_added(param_group["params"])
         super().add_param_group(param_group)
+        self._steps.added()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -119,6 +119,11 @@ class SharedModel:
         self._replaced = False
         """Whether other steps train its parameters now."""
 
+    @property
+    def chosen_buffers(self) -> Optional[str]:
+        """Whose buffers are after each step; None where the rule says so."""
+        return self._how if self._chosen else None
+
     def begin(self, steps: Steps) -> None:
         """Has `steps` train the parameters, which nothing refuses any more, and stops older ones.
         Sends worker rank 0's values to all workers, and waits for them."""

@@ -125,6 +125,9 @@ class Steps(ABC):
         given = [one[1] if isinstance(one, tuple) else one for one in parameters]
         raise NotSupportedError(f"{self._called(given)} can't be added {_TOO_LATE}")
 
+    def added(self) -> None:  # noqa: B027
+        """The optimizer has more parameters."""
+
     def _check_groups(self) -> None:
         """Raises NotSupportedError where the optimizer has other parameters than when it was
         attached."""
@@ -183,5 +186,6 @@ def evaluated(closure: Optional[Callable[[], Any]]) -> Any:
 
 _TOO_LATE = (
     "after p3kv.torch.Optimizer is made: give it all parameters before, those that are frozen at "
-    "first, too, or call p3kv.torch.Optimizer(model, optimizer) once more"
+    "first, too, call p3kv.torch.Optimizer(model, optimizer) once more, or give it "
+    "updates='workers', and call opt.add_param_group()"
 )
