@@ -1,4 +1,5 @@
-"""Ranks with different numbers of batches, in torch's `join`."""
+"""Ranks with different numbers of batches, in torch's `join`. Without momentum: torch's own leaves
+that of a rank behind that has no more batches, and ranks differ from then on."""
 
 import json
 
@@ -15,7 +16,7 @@ def main():
     rank = dist.get_rank()
     torch.manual_seed(rank)
     model = DDP(nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, WIDTH)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = 0
     for _ in range(EPOCHS):
         with model.join(divide_by_initial_world_size=False):
