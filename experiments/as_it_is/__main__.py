@@ -35,7 +35,7 @@ class Run(NamedTuple):
     @property
     def ways(self) -> str:
         """Who updates the weights of its optimizers."""
-        found = re.findall(r"trained by p3kv: (\w+) of .*?, (\w+) update", self.output)
+        found = re.findall(r"trained by p3kv: (\w+), (\w+) update", self.output)
         return ", ".join(dict.fromkeys(f"{name}: {who}" for name, who in found))
 
     @property

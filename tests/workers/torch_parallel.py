@@ -168,7 +168,7 @@ def losses_reach_other_models() -> None:
         same(critic.module, critic_twin)
 
 
-def gradients_leave_during_backward_once_it_is_known() -> None:
+def gradients_leave_during_backward() -> None:
     wrapped = DDP(small())
     made = sgd(wrapped)
     left = []
@@ -177,7 +177,7 @@ def gradients_leave_during_backward_once_it_is_known() -> None:
         loss_of(wrapped, batch(step, dist.get_rank())).backward()
         left.append(made._passes.leaves)
         made.step()
-    assert left == [False, False, True, True, True], left
+    assert left == [True] * 5, left
 
 
 class Shared(nn.Module):
@@ -359,7 +359,7 @@ CHECKS: List[Callable[[], None]] = [
     optimizers_are_found,
     passes_add_up_as_the_script_says,
     losses_reach_other_models,
-    gradients_leave_during_backward_once_it_is_known,
+    gradients_leave_during_backward,
     gradients_in_parts_leave_when_they_are_complete,
     epochs_are_uneven,
     buffers_are_rank_0_s_or_each_its_own,

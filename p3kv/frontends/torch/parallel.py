@@ -22,7 +22,7 @@ from p3kv.frontends.torch.alone import meet_alone, warn_alone
 from p3kv.frontends.torch.environment import take_rank
 from p3kv.frontends.torch.optimizer import Optimizer
 from p3kv.frontends.torch.passes import Passes
-from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS
+from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS, WORKERS
 from p3kv.frontends.torch.steps import parameters_of
 from p3kv.worker import this_process
 
@@ -154,6 +154,8 @@ class WrappedOptimizer(Optimizer):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         result = super().step(closure)
         self._passes.step_ends()
+        if self._passes.steps == 1:
+            _log.info("trained by p3kv: %s, %s update", type(self).__name__, self.updates)
         return result
 
     step._wrapped_by_lr_sched = True
@@ -260,14 +262,7 @@ class _Attached:
         attached = WrappedOptimizer(
             modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules), optimizer, buffers
         )
-        in_parts = (one for model in models if model.static_graph for one in model.own_parameters)
-        attached._passes = Passes(in_parts)
-        _log.info(
-            "trained by p3kv: %s of %s, %s update",
-            type(optimizer).__name__,
-            ", ".join(type(module).__name__ for module in modules),
-            attached.updates,
-        )
+        attached._passes = Passes()
         for model in models:
             self._of[model].append(ref(attached))
 
@@ -301,11 +296,17 @@ class _Attached:
         return True
 
     def lacks(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer has parameters of a model whose gradients others average."""
+        """Whether an optimizer has parameters of a model whose gradients are not those of all
+        workers: p3kv is not attached to it, and no worker has the means."""
         if self._is_alone is not False:
             return False
         own = {id(one) for one in parameters_of(optimizer) if one.requires_grad}
-        return any(id(one) in own for model in [*self._of] for one in model.own_parameters)
+        for model, references in [*self._of.items()]:
+            attached = [one() for one in references]
+            has_means = attached and all(one is None or one.updates == WORKERS for one in attached)
+            if not has_means and any(id(one) in own for one in model.own_parameters):
+                return True
+        return False
 
     def _check_trained(self, model: DistributedDataParallel) -> None:
         """Raises NotSupportedError where a model has gradients, and nobody averages them."""
