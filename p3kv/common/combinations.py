@@ -300,11 +300,6 @@ TABLE = (
         "use another codec (topk)",
     ),
     Combination(
-        F.WEIGHTS, F.NO_OPTIMIZER,
-        "servers give sums, and workers divide them by their number",
-        "have the servers update the weights (updates='servers')",
-    ),
-    Combination(
         F.LOCAL_AGGREGATION, F.ASYNCHRONOUS,
         "each worker's push is a round by itself", _SEND_ALL, None,
     ),

@@ -41,6 +41,12 @@ def test_the_mean_is_weighted_by_samples_bit_for_bit_as_one_process_does() -> No
     passes("is right by weights", "torch_weighed.py", "exact", **IN_ORDER)
 
 
+@pytest.mark.parametrize("how", ["workers", "used"])
+def test_means_that_come_back_are_weighted_bit_for_bit(how: str) -> None:
+    """Also where the first step shows that workers are to update."""
+    passes("is right by weights", "torch_weighed.py", "exact", how, **IN_ORDER)
+
+
 def test_the_sums_of_a_host_are_weighted() -> None:
     passes(
         "is right by weights", "on_hosts.py", 2, "torch_weighed.py", "exact",
@@ -55,6 +61,14 @@ def test_steps_are_clipped_by_the_norm_of_the_weighted_mean() -> None:
 @pytest.mark.parametrize("codec", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
 def test_what_a_codec_rounds_is_weighted(codec: str) -> None:
     passes("is right by weights", "torch_weighed.py", 0.05, P3KV_GRADIENT_CODEC=codec)
+
+
+@pytest.mark.long
+def test_an_absent_worker_is_in_the_sums_of_its_host() -> None:
+    passes(
+        "is right with", "on_hosts.py", 2, "torch_joined.py", "samples", P3KV_SLICE_SIZE=30,
+        DMLC_NODE_HOST="127.0.0.9",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -72,9 +86,10 @@ def test_a_job_that_allows_no_epochs_of_different_lengths_ends_with_the_shorter_
     assert "worker 1" in result.output.splitlines()[-1], result.output
 
 
-def test_a_worker_that_is_half_as_fast_gets_half_of_a_batch() -> None:
+@pytest.mark.parametrize("updates", ["servers", "workers"])
+def test_a_worker_that_is_half_as_fast_gets_half_of_a_batch(updates: str) -> None:
     """And weights are those of one process with the whole batches."""
-    result = job("torch_shares.py", 0.02, 3, workers=4, servers=1)
+    result = job("torch_shares.py", 0.02, 3, updates, workers=4, servers=1)
     assert result.code == 0, result.output
     takes = [int(found) for found in re.findall(r"worker \d takes (\d+)", result.output)]
     assert len(takes) == 4 and sum(takes) == 56

@@ -1,6 +1,6 @@
 """Workers get shares of batches by how fast they are: the last is half as fast as the others.
 
-Arguments: seconds for a sample of a fast one; how many epochs.
+Arguments: seconds for a sample of a fast one; how many epochs; who updates.
 """
 
 import p3kv.torch  # noqa: I001
@@ -41,7 +41,7 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
     twin = copy.deepcopy(net)
     made: Any = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    optimizer = p3kv.torch.Optimizer(net, made)
+    optimizer = p3kv.torch.Optimizer(net, made, updates=sys.argv[3])
     alone = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
     rank, workers = optimizer.rank, optimizer.num_workers
     refused(

@@ -1,6 +1,7 @@
 """Workers with different numbers of samples weigh their gradients: the numbers of one process.
 
-Arguments: "exact", where sums are in the order of ranks, or a tolerance; then "clipped", perhaps.
+Arguments: "exact", where sums are in the order of ranks, or a tolerance; then perhaps "clipped",
+"workers", or "used", where the script changes gradients before a step.
 """
 
 import p3kv.torch  # noqa: I001
@@ -16,6 +17,10 @@ from torch_refusals import refused
 
 SAMPLES = [5, 8, 3]
 STEPS = 10
+UPDATES, USES = (
+    {"workers": "workers", "used": None}.get(sys.argv[-1], "servers"),
+    "used" in sys.argv,
+)
 CLIPS, MAX_NORM = "clipped" in sys.argv, 0.2
 TOLERANCE = 0.0 if sys.argv[1] == "exact" else float(sys.argv[1])
 
@@ -93,6 +98,7 @@ def step_alone(net: Net, alone: List[torch.optim.Optimizer], step: int) -> List[
                 sums[at] = part if sums[at] is None else sums[at] + part
     for one, total in zip(parameters, sums):
         one.grad = None if total is None else total / sum(weights)
+    change(net)
     norms = []
     for optimizer in alone:
         if CLIPS:
@@ -102,10 +108,16 @@ def step_alone(net: Net, alone: List[torch.optim.Optimizer], step: int) -> List[
     return norms
 
 
+def change(net: Net) -> None:
+    for one in net.parameters():
+        if USES and one.grad is not None:
+            one.grad.mul_(0.5)
+
+
 def main() -> None:
-    net, twin = Net(sparse=True), Net(sparse=False)
+    net, twin = Net(sparse=UPDATES == "servers"), Net(sparse=False)
     twin.load_state_dict(copy.deepcopy(net.state_dict()))
-    tables, others = (p3kv.torch.Optimizer(net, one) for one in optimizers(net))
+    tables, others = (p3kv.torch.Optimizer(net, one, updates=UPDATES) for one in optimizers(net))
     rank, alone = others.rank, optimizers(twin)
     for number in (-1, math.nan, math.inf, "5", torch.ones(2)):
         refused("opt.weigh() takes", others.weigh, number, kind=ConfigError)
@@ -116,9 +128,10 @@ def main() -> None:
             if its is not None:
                 optimizer.weigh(torch.tensor(its) if step == 7 else its)
         loss(net, step, rank).backward()
-        if step == 1:
+        if step == 1 and not USES:
             late = "opt.weigh() was called after gradients of the step had left"
             refused(late, others.weigh, 2)
+        change(net)
         norms = []
         for optimizer in (tables, others):
             if CLIPS:

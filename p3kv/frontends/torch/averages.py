@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import threading
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 from weakref import WeakSet
 
+import numpy as np
 import torch
 
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.exchange import WEIGHS_LATE
 from p3kv.frontends.torch.hooks import Hooks
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.script_marks import waited
 from p3kv.frontends.torch.shared_model import SharedModel
+from p3kv.frontends.torch.shares import Pace
 from p3kv.frontends.torch.steps import Number, Steps, evaluated, own_step, parameters_of
 from p3kv.frontends.torch.values.bucket import Bucket, Gathered, Weight
 from p3kv.store.client import Client
@@ -28,6 +32,8 @@ from p3kv.worker.transfers import Push, features_of
 from p3kv.worker.worker import Worker
 
 _log = logging.getLogger("p3kv")
+_NOTHING = -1.0
+"""How a weight of 0 is told, beside weights of 1, which are not."""
 _AGAIN = 1 << 16
 """What a worker adds to a parameter's number in `Gradients`, beside 1 if it lacks its gradient."""
 
@@ -58,6 +64,7 @@ class AverageSteps(Steps):
         self.number = client.own.number
         """In the order in which each worker makes its optimizers."""
         self._pass = Pass(client, shared, gradients)
+        self._pace = Pace(client.worker)
         self._has_passed = False
         """Whether a backward pass has ended in this step."""
         self._hooks = Hooks(shared.buckets, self.ready)
@@ -135,6 +142,8 @@ class AverageSteps(Steps):
         skips = self._takes_skip()
         returned = evaluated(closure) if skips else own_step(self._optimizer, closure)
         self._has_passed = False
+        self._pass.weigh(1.0)
+        self._pace.step_ended()
         self._hooks.add()
         self._shared.push_buffers()
         return returned
@@ -156,7 +165,14 @@ class AverageSteps(Steps):
 
     def weigh(self, weight: float) -> None:
         self._shared.check()
-        self._own.combine({Feature.WEIGHTS, Feature.NO_OPTIMIZER}, "opt.weigh()")
+        self._own.combine({Feature.WEIGHTS}, "opt.weigh()")
+        if self._pass.is_open or self._has_passed:
+            raise NotSupportedError(WEIGHS_LATE)
+        self._pass.weigh(weight)
+        self._pace.samples = weight
+
+    def shares(self) -> List[float]:
+        return self._pace.shares()
 
     def sum(self, number: Number) -> Number:
         (total,) = self._shared.worker.sums((number,))
@@ -213,6 +229,18 @@ class Pass:
         """By the buckets' ids: which leave when `backward` has ended, since that has happened."""
         self._asleep: Set[int] = set()
         """By the buckets' ids: of which no worker had a gradient in the last pass."""
+        self._weight = 1.0
+        """By what this worker's gradients count in the mean."""
+
+    def weigh(self, weight: float) -> None:
+        """Has this worker's gradients count by `weight` in the mean from the next pass on. Raises
+        NotSupportedError for float16, in which the weighted sum may be too large."""
+        if weight != 1.0 and any(_overflows(bucket) for bucket in self._buckets):
+            raise NotSupportedError(
+                "opt.weigh() would have sums of float16 gradients be too large for float16: train "
+                "in bfloat16, or have the servers update (updates='servers')"
+            )
+        self._weight = weight
 
     def begin(self) -> bool:
         """Begins the pass; returns whether it had not begun."""
@@ -243,9 +271,11 @@ class Pass:
         with self._pushing, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             self.begin()
             for bucket in self._buckets:
-                if not bucket.pushed and (id(bucket) not in self._asleep or _has_any(bucket)):
+                if not bucket.pushed and (id(bucket) not in self._asleep or self._has_any(bucket)):
                     self._push(bucket)
-            lacking, again = self._gradients.heard(self._pushes.step, self._again_of)
+            lacking, again, divisor = self._gradients.heard(
+                self._pushes.step, self._weight, self._again_of
+            )
             for bucket in self._buckets:
                 is_lacked = all(id(one.parameter) in lacking for one in bucket.weights)
                 if not bucket.pushed and not is_lacked:
@@ -263,7 +293,12 @@ class Pass:
                 _await(bucket)
                 having = [one for one in bucket.weights if id(one.parameter) not in lacking]
                 if having:
-                    self._write(bucket, having)
+                    self._write(bucket, having, divisor)
+            if not self._weight:
+                for bucket in self._buckets:
+                    for one in bucket.weights:
+                        if id(one.parameter) in lacking:
+                            one.parameter.grad = None  # as on the others
             for bucket in self._pushed:
                 bucket.pushed = False
             self._pushed, self.is_open = [], False
@@ -291,21 +326,23 @@ class Pass:
             self._pushed.append(bucket)
         key = bucket.key
         round_, step = self._pushes.next(key)
-        pulls, own_step = key.pulls, key.own_step
+        pulls, own_step, weight = key.pulls, key.own_step, self._weight
         bucket.begin()
 
         def begin(source: Optional[torch.Tensor]) -> None:
             source_at = None if source is None else source.data_ptr()
             done = partial(_arrived, bucket, source, gathered)
             push = Push(key, round_, step, source_at, bucket.staging.data_ptr(), done)
-            push.after_pulls, push.own_step = pulls, own_step
+            push.after_pulls, push.own_step, push.weight = pulls, own_step, weight
             push.changes = Future() if source is None else None
             self._worker.begin(push)
 
         bucket.copies.to_host(None if gathered is None else gathered.flat, begin)
 
     def _gathered(self, bucket: Bucket) -> Optional[Gathered]:
-        """The gradients of a bucket as they travel; None where there is none."""
+        """The gradients of a bucket as they travel; None where there is none, or none counts."""
+        if not self._weight:
+            return None
         gradients: List[Optional[torch.Tensor]] = []
         for weight in bucket.weights:
             gradient = weight.parameter.grad
@@ -327,9 +364,12 @@ class Pass:
             gradient = torch.view_as_real(gradient.resolve_conj())
         return Gathered(gradient / self._workers if divides else gradient)
 
-    def _write(self, bucket: Bucket, having: Sequence[Weight]) -> None:
+    def _has_any(self, bucket: Bucket) -> bool:
+        return self._weight > 0 and any(one.parameter.grad is not None for one in bucket.weights)
+
+    def _write(self, bucket: Bucket, having: Sequence[Weight], divisor: float) -> None:
         """Makes the means, whose sums are there, the gradients of some parameters of a bucket."""
-        workers = 1 if _overflows(bucket) else self._workers
+        divisor = 1 if _overflows(bucket) else divisor
         pairs = []
         for weight in having:
             if weight.parameter.grad is None:
@@ -339,9 +379,9 @@ class Pass:
         def write() -> None:
             for gradient, total in pairs:
                 if gradient.device == total.device:
-                    torch.div(total, workers, out=gradient)
+                    torch.div(total, divisor, out=gradient)
                 else:
-                    gradient.copy_(total, non_blocking=True).div_(workers)
+                    gradient.copy_(total, non_blocking=True).div_(divisor)
 
         bucket.copies.arm()
         bucket.copies.write(write)
@@ -349,20 +389,23 @@ class Pass:
 
 
 class Gradients:
-    """Which parameters have gradients: all workers say it in each pass, by one small key for all of
-    them. Who lacks none sends no number. Belongs to whoever holds the lock of the pass."""
+    """Which parameters have gradients, and by what each worker's count: all workers say it in each
+    pass, by one small key. Who lacks none, and counts by 1, sends no number. Belongs to whoever
+    holds the lock of the pass."""
 
     def __init__(self, worker: Worker, own: WorkerStore, every: Sequence[Weight]) -> None:
         """Makes the key known to the job; all workers do."""
         self._worker = worker
         self._own = own
         self._every = every
-        self._said = torch.zeros(len(every), dtype=torch.int32, device="cpu")
+        # The bits of each worker's weight come behind the parameters: a sum of one and zeros.
+        elems = len(every) + 2 * worker.num_workers
+        self._said = torch.zeros(elems, dtype=torch.int32, device="cpu")
         self._heard = torch.zeros_like(self._said)
         self._there = threading.Event()
         self._error: Optional[BaseException] = None
         self._key = own.declare(
-            "who lacks gradients", (len(every),), "int32",
+            "who lacks gradients", (elems,), "int32",
             "how many workers lack a gradient of each parameter", beside=True,
         )  # fmt: skip
         if worker.rank == 0:
@@ -374,25 +417,36 @@ class Gradients:
         `heard`."""
         return self._summed(0, [int(says)] + [0] * (len(self._every) - 1)) is not None
 
-    def heard(self, step: int, again: Callable[[Weight], bool]) -> Tuple[Set[int], Set[int]]:
-        """Says which gradients this worker lacks, and which have changed after they had left;
-        returns, by the parameters' ids, which all workers lack, and which have changed on any.
-        Waits for all workers."""
-        heard = self._summed(
-            step, [(one.parameter.grad is None) + _AGAIN * again(one) for one in self._every]
-        )
+    def heard(
+        self, step: int, weight: float, again: Callable[[Weight], bool]
+    ) -> Tuple[Set[int], Set[int], float]:
+        """Says which gradients this worker lacks, all if its weight is 0, and which have changed
+        after they had left; returns, by the parameters' ids, which all workers lack, and which have
+        changed on any, and the sum of all weights. Waits for all workers."""
+        numbers = [
+            (not weight or one.parameter.grad is None) + _AGAIN * again(one) for one in self._every
+        ]
+        workers = self._worker.num_workers
+        heard = self._summed(step, numbers, weight)
         if heard is None:
-            return set(), set()
-        ids, workers = [id(one.parameter) for one in self._every], self._worker.num_workers
+            return set(), set(), workers
+        ids = [id(one.parameter) for one in self._every]
+        told = self._heard[len(ids) :].numpy().view(np.float64).tolist()
         return (
             {at for at, number in zip(ids, heard) if number % _AGAIN == workers},
             {at for at, number in zip(ids, heard) if number >= _AGAIN},
+            math.fsum(max(0.0, one) if one else 1.0 for one in told),
         )
 
-    def _summed(self, step: int, numbers: List[int]) -> Optional[List[int]]:
-        """The sums of all workers' numbers; None where all are 0."""
-        key, says = self._key, any(numbers)
-        self._said = torch.tensor(numbers, dtype=torch.int32, device="cpu")
+    def _summed(self, step: int, numbers: List[int], weight: float = 1.0) -> Optional[List[int]]:
+        """The sums of all workers' numbers, and what follows them; None where all are 0, and all
+        weights 1."""
+        key, says = self._key, any(numbers) or weight != 1.0
+        weights = np.zeros(self._worker.num_workers)
+        if weight != 1.0:
+            weights[self._worker.rank] = weight or _NOTHING
+        self._said[: len(numbers)] = torch.tensor(numbers, dtype=torch.int32, device="cpu")
+        self._said[len(numbers) :] = torch.from_numpy(weights.view(np.int32))
         key.round += 1
         self._own.count_push(step)
         self._there.clear()
@@ -431,10 +485,6 @@ def check_sums(client: Client[TorchScriptOptimizer], shared: SharedModel) -> Non
                 "has changed, and means of gradients are new in each step: use another "
                 "P3KV_VALUE_CODEC (float16)"
             )
-
-
-def _has_any(bucket: Bucket) -> bool:
-    return any(one.parameter.grad is not None for one in bucket.weights)
 
 
 def _overflows(bucket: Bucket) -> bool:

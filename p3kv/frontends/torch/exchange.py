@@ -26,6 +26,8 @@ from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import OnSlice, Pull, Push
 from p3kv.worker.worker import Worker
 
+WEIGHS_LATE = "opt.weigh() was called after gradients of the step had left: call it before backward"
+
 
 class Exchange:
     """Begins the transfers of a store. `note` and `push` may be called in any thread that runs
@@ -72,11 +74,13 @@ class Exchange:
         """Has this worker's gradients count by `weight` in the mean of the step that is to begin;
         without `adds` they are none. Raises NotSupportedError where the step has begun."""
         if self._in_step:
-            raise NotSupportedError(
-                "opt.weigh() was called after gradients of the step had left: call it before "
-                "backward"
-            )
+            raise NotSupportedError(WEIGHS_LATE)
         self._next_weight, self._next_adds = weight, adds and weight > 0
+
+    @property
+    def weight(self) -> float:
+        """By what this worker's gradients of the step count."""
+        return self._weight if self._in_step else self._next_weight
 
     @property
     def leaves_out(self) -> bool:

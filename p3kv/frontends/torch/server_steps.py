@@ -42,7 +42,7 @@ from p3kv.frontends.torch.optimizers.states import (
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
-from p3kv.frontends.torch.shares import Pace, shares_of
+from p3kv.frontends.torch.shares import Pace
 from p3kv.frontends.torch.steps import Number, Steps, evaluated
 from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.asleep import Asleep
@@ -119,8 +119,7 @@ class ServerSteps(Steps):
         else:
             shared.resuming.set_optimizer(self._script_optimizer)
         self._hooks = Hooks(shared.buckets, self._ready)
-        self._pace, self._samples = Pace(worker.script), 0.0
-        """How fast this worker computes, and how many samples the script has told of the step."""
+        self._pace = Pace(worker)
         self._weighs = False
         """Whether workers' gradients may count by other weights than 1."""
         self._attendance: Optional[Attendance] = None
@@ -235,8 +234,8 @@ class ServerSteps(Steps):
         self._shared.belong_to(steps)
         self._give_way(steps)
         steps.say_why(why or "another worker's script uses gradients between backward and step")
-        if self._weighs:
-            steps.weigh(1.0)
+        if self._exchange.weight != 1.0:
+            steps.weigh(self._exchange.weight)
         if is_over:
             steps.exchange_now()
             for parameter in dropped:
@@ -312,8 +311,7 @@ class ServerSteps(Steps):
         self._shared.push_buffers(None if self._joined is None else self._attendance)
         self._exchange.end_step()
         self._has_left = False
-        self._pace.step_ended(self._samples)
-        self._samples = 0.0
+        self._pace.step_ended()
         self._states.step_ends(self._parameters.values())
 
     def joined(self, how: How) -> ContextManager[None]:
@@ -330,7 +328,9 @@ class ServerSteps(Steps):
 
     def begin_epoch(self, how: How) -> None:
         self._shared.check()
-        self._decided("")
+        steps = self._decided("")
+        if steps is not None:
+            steps.joined(how)  # refuses
         if self._own.own_rounds:
             raise NotSupportedError(
                 "opt.join() waits for the workers that have batches, and by this consistency rule "
@@ -449,13 +449,10 @@ class ServerSteps(Steps):
             self._refuse_count()
         self._note_weights("opt.weigh()")
         self._exchange.weigh(weight)
-        self._samples = weight
+        self._pace.samples = weight
 
     def shares(self) -> List[float]:
-        worker = self._worker
-        speeds = [0.0] * worker.num_workers
-        speeds[worker.rank] = self._pace.speed()
-        return shares_of(worker.sums(speeds, "to share batches by speed"))
+        return self._pace.shares()
 
     def _note_weights(self, what: str) -> None:
         if not self._weighs:

@@ -9,7 +9,7 @@ from typing import Any, Iterator, List, Optional, Protocol, Sequence, Sized
 import torch
 
 from p3kv.errors import ConfigError
-from p3kv.worker.script import Script
+from p3kv.worker.worker import Worker
 
 _KEPT = 0.5
 """By which part of a speed that was measured before the next one is smoothed."""
@@ -19,8 +19,10 @@ class Pace:
     """How fast this worker computes: samples of its steps in the time in which its script does not
     wait for the others. Belongs to the script's thread."""
 
-    def __init__(self, script: Script) -> None:
-        self._script = script
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.samples = 0.0
+        """How many the script has told of the step."""
         self._ended_s: Optional[float] = None
         self._waited_s = 0.0
         """When the last step ended, and how long the script had waited by then."""
@@ -28,15 +30,22 @@ class Pace:
         """For a sample, in each step since the speed was taken."""
         self._speed = 0.0
 
-    def step_ended(self, samples: float) -> None:
-        """A step of so many samples has ended; none: it is not measured."""
-        now_s, waited_s = time.monotonic(), self._script.waited_s
+    def step_ended(self) -> None:
+        """A step has ended; without samples it is not measured."""
+        now_s, waited_s = time.monotonic(), self._worker.script.waited_s
+        samples, self.samples = self.samples, 0.0
         if self._ended_s is not None and samples:
             busy_s = now_s - self._ended_s - (waited_s - self._waited_s)
             self._times_s.append(max(busy_s, 1e-9) / samples)
         self._ended_s, self._waited_s = now_s, waited_s
 
-    def speed(self) -> float:
+    def shares(self) -> List[float]:
+        """By rank, the part of a global batch that each worker should take; all call it."""
+        speeds = [0.0] * self._worker.num_workers
+        speeds[self._worker.rank] = self._newest_speed()
+        return shares_of(self._worker.sums(speeds, "to share batches by speed"))
+
+    def _newest_speed(self) -> float:
         """Samples a second, smoothed over the calls of this; 0.0 as long as nothing is known."""
         if self._times_s:
             # What the script does between epochs is in one step's time.

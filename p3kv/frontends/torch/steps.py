@@ -103,8 +103,8 @@ class Steps(ABC):
     def shares(self) -> List[float]:
         """By rank, which part of a global batch each worker should take."""
         raise NotSupportedError(
-            "opt.shares() needs samples that opt.weigh() has told, and servers that update the "
-            "weights: use updates='servers' and P3KV_CONSISTENCY=bulk_synchronous"
+            "opt.shares() needs samples that opt.weigh() has told, and by this consistency rule "
+            "there are no weights: use P3KV_CONSISTENCY=bulk_synchronous"
         )
 
     @abstractmethod
