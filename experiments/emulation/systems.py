@@ -164,6 +164,9 @@ SYSTEMS = {
     "straggling_bounded_3": _by_rule("bounded:staleness=3", "bounded by 3", 2, _STRAGGLING),
     "straggling_delayed_3": _by_rule("delayed:staleness=3", "delayed by 3", 10, _STRAGGLING),
     "p3kv_torch": System("p3kv.torch", "p3", {}, 3, in_torch=True),
+    "p3kv_torch_workers": System(
+        "p3kv.torch, updates on workers", "p3", {}, 4, update_on_kvstore=False, in_torch=True
+    ),
     "ddp_25mb": _ddp(25),
     "ddp_5mb": _ddp(5),
     "ddp_1mb": _ddp(1),

@@ -16,7 +16,6 @@ if _system.store == "p3":
 
 import argparse  # noqa: E402
 import contextlib  # noqa: E402
-import os  # noqa: E402
 import time  # noqa: E402
 from typing import Any, List, Tuple  # noqa: E402
 
@@ -165,7 +164,9 @@ def synchronised(model: nn.Module) -> Tuple[int, nn.Module, torch.optim.Optimize
     """This worker's rank, and a model and an optimizer that the system keeps synchronous."""
     if _system.store == "p3":
         inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        return int(os.environ["DMLC_WORKER_ID"]), model, p3kv.torch.Optimizer(model, inner)
+        updates = None if _system.update_on_kvstore else "workers"
+        optimizer = p3kv.torch.Optimizer(model, inner, updates=updates)
+        return optimizer.rank, model, optimizer
     torch.distributed.init_process_group("gloo")
     wrapped = nn.parallel.DistributedDataParallel(
         model, bucket_cap_mb=_system.bucket_mb, gradient_as_bucket_view=True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.frontends.test_torch import job
 from tests.torch_environment import NEEDS_TORCH
 
@@ -42,6 +44,17 @@ def test_each_pass_has_the_means_whatever_the_script_does_with_them() -> None:
     """Several passes for a step, clipping, two optimizers, a pass that has raised, parameters that
     are added."""
     right("passes", "two_optimizers", "caught", "groups")
+
+
+@pytest.mark.parametrize(
+    ("gradients", "values"), [("float16", "float16"), ("topk:share=0.2", "identity")]
+)
+def test_codecs_encode_gradients_and_their_sums(gradients: str, values: str) -> None:
+    right("encoded", P3KV_GRADIENT_CODEC=gradients, P3KV_VALUE_CODEC=values)
+
+
+def test_a_compiled_model_has_the_means_when_its_backward_pass_has_ended() -> None:
+    right("compiled")
 
 
 def test_a_scaler_skips_alike_on_all_workers() -> None:

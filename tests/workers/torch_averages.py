@@ -2,6 +2,7 @@
 with a process that has all workers' gradients. Arguments: names of functions to run."""
 
 import p3kv.torch  # noqa: I001
+import math
 import os
 import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence
@@ -201,6 +202,13 @@ def first_step() -> None:
             lambda net: torch.nn.utils.clip_grad_norm_(net.first.parameters(), 0.1)
         ),
         lambda pair: pair.both(lambda net: torch.nn.utils.clip_grad_value_(net.parameters(), 0.01)),
+        lambda pair: pair.both(
+            lambda net: torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1, norm_type=1)
+        ),
+        lambda pair: (
+            pair.optimizer.clip_grad_norm_(0.01, math.inf),
+            torch.nn.utils.clip_grad_norm_(pair.twin.parameters(), 0.01, math.inf),
+        ),
         lambda pair: pair.both(lambda net: setattr(net.second.weight, "grad", None)),
     ):
         pair = Pair(OPTIMIZERS["AdamW"], updates=None)
@@ -228,6 +236,41 @@ def first_step() -> None:
             uses(pair)
             pair.optimizer.step()
             assert pair.optimizer.updates == "servers"
+
+
+def encoded() -> None:
+    """By codecs, workers have the same weights still, near those of one process."""
+    pair = Pair(OPTIMIZERS["SGD"])
+    for step in range(8):
+        pair.none()
+        loss_at(step)(pair.net, pair.optimizer.rank).backward()
+        pair.alone.backward(loss_at(step))
+        pair.optimizer.step()
+        pair.its.step()
+    rough = "topk" in os.environ["P3KV_GRADIENT_CODEC"]
+    for one, other in zip(pair.net.parameters(), pair.twin.parameters()):
+        if not rough:
+            torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+        elif one.requires_grad and one.grad is not None:
+            assert not torch.equal(one, other) or one.numel() < 100
+        numbers = one.detach().double().reshape(-1)
+        for number in (numbers.sum().item(), numbers.abs().max().item()):
+            workers = pair.optimizer.num_workers
+            assert pair.optimizer.sum(number) == workers * number
+
+
+def compiled() -> None:
+    """Gradients of a compiled model come when all of its backward pass has ended."""
+    pair = Pair(OPTIMIZERS["SGD"])
+    module = torch.compile(pair.net, backend="aot_eager")
+    for step in range(4):
+        pair.none()
+        loss_at(step)(module, pair.optimizer.rank).backward()
+        pair.alone.backward(loss_at(step))
+        pair.optimizer.step()
+        pair.its.step()
+        for one, other in zip(pair.net.parameters(), pair.twin.parameters()):
+            torch.testing.assert_close(one, other)
 
 
 def lbfgs() -> None:

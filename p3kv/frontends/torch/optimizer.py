@@ -202,10 +202,16 @@ class Optimizer(torch.optim.Optimizer):
         gradients of all workers are there. `error_if_nonfinite` waits for it: if the norm is nan or
         infinite, all workers raise torch's RuntimeError, the step is over, and no weight changes.
 
-        Raises ConfigError for a number below 0, NotSupportedError for another norm than that of
-        type 2, and where the first call comes after the first step.
+        Raises ConfigError for a number below 0. Where servers update the weights, NotSupportedError
+        for another norm than that of type 2, and where the first call comes after the first step.
         """
-        return self._steps.clip(checked(max_norm, norm_type), bool(error_if_nonfinite))
+        steps = self._steps
+        if float(norm_type) != 2 and (
+            isinstance(steps, AverageSteps) or (isinstance(steps, ServerSteps) and steps.may_change)
+        ):
+            clip = torch.nn.utils.clip_grad_norm_
+            return clip(parameters_of(self), max_norm, norm_type, error_if_nonfinite)
+        return steps.clip(checked(max_norm, norm_type), bool(error_if_nonfinite))
 
     def skip_step(self, if_any: Union[bool, torch.Tensor]) -> torch.Tensor:
         """Has all workers skip this step if `if_any` is true on any of them: no weight, no state of
@@ -450,7 +456,7 @@ def watch_clipping() -> None:
     ) -> torch.Tensor:  # fmt: skip
         given = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
         steps = trained_by(given)
-        if isinstance(steps, ServerSteps):
+        if isinstance(steps, ServerSteps) and not (steps.may_change and float(norm_type) != 2):
             return steps.clip(checked(max_norm, norm_type), error_if_nonfinite)
         norm: torch.Tensor = clip(given, max_norm, norm_type, error_if_nonfinite, foreach)
         return norm

@@ -203,6 +203,11 @@ class ServerSteps(Steps):
             return False
         return self._decided("the script uses gradients between backward and step") is not None
 
+    @property
+    def may_change(self) -> bool:
+        """Whether workers may update the weights yet."""
+        return self._undecided is not None
+
     def stays(self) -> bool:
         """The script does what servers do for it; returns whether they update the weights, which
         other workers may deny in the first step."""
