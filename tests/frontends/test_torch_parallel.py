@@ -111,11 +111,12 @@ def test_models_in_torch_s_wrapper_train_as_in_one_process() -> None:
     assert result.output.count("right: what_it_can_t_train_is_refused") == 2, result.output
 
 
-def test_p3kv_run_trains_what_a_script_wraps() -> None:
+@pytest.mark.parametrize("check", ["optimizers_are_found", "a_hook_rounds_gradients"])
+def test_p3kv_run_trains_what_a_script_wraps(check: str) -> None:
     command = [
         str(PYTHON), "-m", "p3kv", "launch", "-n", "2", "--", str(PYTHON), "-m", "p3kv",
-        "run", "--ddp", str(SCRIPTS / "torch_parallel.py"), "optimizers_are_found",
+        "run", "--ddp", str(SCRIPTS / "torch_parallel.py"), check,
     ]  # fmt: skip
     result = run(command, environment(), JOB_S)
     assert result.code == 0, result.output
-    assert result.output.count("right: optimizers_are_found") == 2, result.output
+    assert result.output.count(f"right: {check}") == 2, result.output

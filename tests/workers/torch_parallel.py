@@ -335,14 +335,9 @@ def what_it_can_t_train_is_refused() -> None:
     loss_of(first, batch(0, dist.get_rank())).backward()
     made.step()
     refused("mixed_precision=...) is torch's", lambda: DDP(small(), mixed_precision=torch.half))
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 
-    refused(
-        "the communication hook fp16_compress_hook",
-        first.register_comm_hook,
-        None,
-        fp16_compress_hook,
-    )
+    refused("hook powerSGD_hook changes", first.register_comm_hook, None, powerSGD_hook)
     bare = DDP(small())
     loss_of(bare, batch(0, 0)).backward()
     refused("no optimizer of torch.optim has parameters of the model", bare, batch(0, 0))
@@ -352,6 +347,30 @@ def what_it_can_t_train_is_refused() -> None:
     refused("makes a p3kv.torch.Optimizer, too", p3kv.torch.Optimizer, wrapped, sgd(mixed))
     refused("makes a p3kv.torch.Optimizer, too", wrapped, batch(0, 0))
     by_hand.wait()
+
+
+def a_hook_rounds_gradients() -> None:
+    """Before any other check: a job keeps its codecs."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    wrapped = DDP(small())
+    wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    twin = copy.deepcopy(wrapped.module)
+    made, alone = sgd(wrapped), sgd(twin)
+    for step in range(3):
+        made.zero_grad()
+        loss_of(wrapped, batch(step, dist.get_rank())).backward()
+        made.step()
+        sums = [torch.zeros_like(one) for one in twin.parameters()]
+        for rank in range(WORKERS):
+            alone.zero_grad()
+            loss_of(twin, batch(step, rank)).backward()
+            for total, one in zip(sums, twin.parameters()):
+                total += one.grad.bfloat16().float()
+        for total, one in zip(sums, twin.parameters()):
+            one.grad = total / WORKERS
+        alone.step()
+    same(wrapped.module, twin)
 
 
 CHECKS: List[Callable[[], None]] = [
@@ -371,7 +390,7 @@ CHECKS: List[Callable[[], None]] = [
 
 def main() -> None:
     dist.init_process_group("gloo")
-    for check in CHECKS:
+    for check in CHECKS if not sys.argv[1:] else [*CHECKS, a_hook_rounds_gradients]:
         if sys.argv[1:] in ([], [check.__name__]):
             check()
             print("right:", check.__name__, flush=True)

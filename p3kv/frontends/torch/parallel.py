@@ -34,8 +34,11 @@ _OTHERS = {
     "mixed_precision": "use torch.autocast(..., torch.bfloat16), or a model in bfloat16",
 }
 """Arguments that need torch's own reducer, and what to do instead."""
-_AS_IT_IS = ("allreduce_hook", "noop_hook")
-"""Hooks that change no number."""
+_CODECS = {
+    "allreduce_hook": None, "fp16_compress_hook": "float16", "bf16_compress_hook": "bfloat16",
+}  # fmt: skip
+"""By the name of a communication hook of torch's: the codec of gradients that does the same; None
+where they travel as they are."""
 
 
 class DistributedDataParallel(TorchParallel):
@@ -92,13 +95,17 @@ class DistributedDataParallel(TorchParallel):
                     optimizer.model_called(id(self), is_fed, self.require_backward_grad_sync)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Takes hooks that change no number; refuses others by name."""
+        """Takes torch's hooks that round gradients, before the model is first called, for all
+        models of the job; refuses others by name."""
         name = getattr(hook, "__name__", str(hook))
-        if name not in _AS_IT_IS:
+        if name not in _CODECS:
             raise NotSupportedError(
                 f"the communication hook {name} changes torch's buckets, and p3kv has none: leave "
-                "register_comm_hook out. P3KV_CODEC=float16 or bfloat16 halves what travels"
+                "register_comm_hook out. P3KV_GRADIENT_CODEC=bfloat16 halves what travels"
             )
+        codec = _CODECS[name]
+        if codec is not None and config.current().gradient_codec != codec:
+            config.configure(gradient_codec=codec)
 
     @contextmanager
     def join(
