@@ -66,7 +66,7 @@ def push(
     priority: int = 0,
     step: int = 0,
     flags: int = 0,
-    **more: int,
+    **more: float,
 ) -> bool:
     """Pushes a slice, and tells whether a round may end."""
     assert isinstance(slice_, ServerSlice)

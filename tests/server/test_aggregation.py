@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Dict, List, Set, Tuple
 
 import numpy as np
@@ -81,11 +82,11 @@ class Server:
 
     def push(
         self, rank: int, round: int, gradient: np.ndarray, wants: bool = True, priority: int = 0,
-        step: int = 0,
+        step: int = 0, weight: float = 1.0,
     ) -> List[Result]:  # fmt: skip
         buffer = self.pool.get(LENGTH, np.dtype(np.float32))
         buffer.array[:] = gradient
-        engines.push(self.slice_, rank, round, buffer, wants, priority, step)
+        engines.push(self.slice_, rank, round, buffer, wants, priority, step, weight=weight)
         return list(with_values(self.engine.end_rounds(self.slice_)))
 
     @property
@@ -205,6 +206,32 @@ def test_a_push_that_comes_twice_is_refused_and_not_added(deterministic: bool) -
         server.push(0, 1, gradient(0, 1))
     server.push(1, 1, gradient(1, 1))
     np.testing.assert_array_equal(server.value, gradient(0, 1) + gradient(1, 1))
+
+
+@given(st.permutations([0, 1, 2, 3]), st.booleans())
+def test_sums_and_their_divisor_are_weighted_in_whatever_order_pushes_come(
+    order: List[int], deterministic: bool
+) -> None:
+    weights = [0.1, 1.0, 1e9, 7.0]
+    server, optimizer = Server(4, deterministic), Subtracting()
+    server.engine.set_optimizer(0, optimizer)
+    before = server.value.copy()
+    for rank in order:
+        server.push(rank, 1, gradient(rank, 1), weight=weights[rank])
+    assert optimizer.weight == math.fsum(weights)
+    summed = [0, 1, 2, 3] if deterministic else order
+    weighted = [gradient(rank, 1) * np.float32(weights[rank]) for rank in summed]
+    np.testing.assert_array_equal(server.value, before - in_order(weighted))
+    for rank in order:
+        server.push(rank, 2, gradient(rank, 2))
+    assert optimizer.weight == 4
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, 0.0])
+def test_a_gradient_can_not_weigh_nothing_or_less(weight: float) -> None:
+    server = Server(2)
+    with pytest.raises(ProtocolError, match="it weighs key 'w', slice 0 by"):
+        server.push(0, 1, gradient(0, 1), weight=weight)
 
 
 @pytest.mark.parametrize("round_", [1, 2])

@@ -62,7 +62,8 @@ longs = st.integers(0, 2**64 - 1)
 
 
 def headers_of(kind: Kind) -> st.SearchStrategy[Header]:
-    own = {name: priorities if name == "priority" else words for name in own_fields(kind)}
+    others = {"priority": priorities, "weight": st.floats(0, allow_infinity=False)}
+    own = {name: others.get(name, words) for name in own_fields(kind)}
     return st.builds(kind.header, st.just(kind), shorts, bytes_, words, longs, **own)
 
 

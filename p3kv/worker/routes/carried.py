@@ -3,6 +3,7 @@ for all."""
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 from operator import and_
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -148,6 +149,8 @@ class Carried:
         one = self._sums.setdefault(sum_id, _Sum())
         if rank in one.came or header.round <= INITIAL_ROUND:
             raise ProtocolError(f"it has given slice {header.slice} of key {header.key} twice")
+        if not 0.0 <= header.weight < math.inf:
+            raise ProtocolError(f"it weighs slice {header.slice} by {header.weight}")
         one.came[rank] = header
         if header.flags & WANTS_RESULT:
             one.wanting = [*(one.wanting or ()), rank]
