@@ -101,7 +101,46 @@ def main() -> None:
         mine.scale(loss(net, 0, 0)).backward()
         clip(net)
         refused("call scaler.unscale_(optimizer) before", mine.step, optimizer)
-    print(f"scaled as one process: {scales}")
+    print(f"scales: {scales}")
+
+
+def two_optimizers() -> None:
+    """One scaler for both, of which one alone overflows and skips its step."""
+    torch.manual_seed(5)
+    net = nn.ModuleList([nn.Linear(3, 30), nn.Linear(30, 3)])
+    twin = copy.deepcopy(net)
+    optimizers = [p3kv.torch.Optimizer(one, torch.optim.AdamW(one.parameters())) for one in net]
+    alone = [torch.optim.AdamW(one.parameters()) for one in twin]
+    mine, its = scaler(), scaler()
+
+    def loss_of(both: nn.ModuleList, step: int, rank: int) -> torch.Tensor:
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * step + rank))
+        hidden = torch.tanh(both[0](x))
+        beside = both[1](hidden.detach()).sum() * (math.inf if (step, rank) == (5, 1) else 0.01)
+        return both[1](hidden).square().mean() + beside
+
+    for step in range(10):
+        for one in (*optimizers, *alone):
+            one.zero_grad()
+        mine.scale(loss_of(net, step, optimizers[0].rank)).backward()
+        for rank in range(optimizers[0].num_workers):
+            its.scale(loss_of(twin, step, rank) / optimizers[0].num_workers).backward()
+        for one in optimizers:
+            mine.unscale_(one)
+            mine.step(one)
+        for one in alone:
+            its.step(one)
+        mine.update()
+        its.update()
+        assert mine.get_scale() == its.get_scale(), step
+        for one, other in zip(net.parameters(), twin.parameters()):
+            assert torch.equal(one.detach(), other.detach()), step
+    counts = [
+        float(one.state[next(part.parameters())]["step"]) for one, part in zip(optimizers, net)
+    ]
+    assert counts == [10, 9], counts
 
 
 main()
+two_optimizers()
+print("scaled as one process")
