@@ -5,6 +5,7 @@ import p3kv.torch  # noqa: I001
 import math
 import os
 import sys
+import warnings
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
@@ -263,9 +264,19 @@ def compiled() -> None:
     """Gradients of a compiled model come when all of its backward pass has ended."""
     pair = Pair(OPTIMIZERS["SGD"])
     module = torch.compile(pair.net, backend="aot_eager")
-    for step in range(4):
+
+    @torch.compile(backend="aot_eager")
+    def train(x: torch.Tensor) -> None:
+        (pair.net(x) ** 2).mean().backward()
+
+    for step in range(6):
         pair.none()
-        loss_at(step)(module, pair.optimizer.rank).backward()
+        if step < 3:
+            loss_at(step)(module, pair.optimizer.rank).backward()
+        else:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message="Dynamo does not know how to trace")
+                train(data(step, pair.optimizer.rank))
         pair.alone.backward(loss_at(step))
         pair.optimizer.step()
         pair.its.step()

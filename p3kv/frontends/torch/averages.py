@@ -115,6 +115,7 @@ class AverageSteps(Steps):
                 why,
             )
 
+    @torch._disable_dynamo
     def finish(self) -> None:
         """Ends a backward pass, if one has begun: waits for all means, which are the gradients
         then."""
@@ -532,6 +533,7 @@ def finish_after_backward() -> None:
     """
     backward = torch.autograd.backward
 
+    @functools.partial(torch._disable_dynamo, recursive=False)
     @functools.wraps(backward)
     def call_and_finish(*arguments: Any, **more: Any) -> Any:
         global _open_calls
