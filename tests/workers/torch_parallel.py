@@ -227,6 +227,21 @@ def epochs_are_uneven() -> None:
     same(wrapped.module, twin)
 
 
+def a_compiled_wrapper_trains() -> None:
+    wrapped = DDP(small())
+    twin = copy.deepcopy(wrapped.module)
+    compiled = torch.compile(wrapped, backend="aot_eager")
+    made, alone = sgd(wrapped), sgd(twin)
+    for step in range(4):
+        made.zero_grad()
+        alone.zero_grad()
+        loss_of(compiled, batch(step, dist.get_rank())).backward()
+        mean_of(twin, step)
+        made.step()
+        alone.step()
+    same(wrapped.module, twin)
+
+
 def buffers_are_rank_0_s_or_each_its_own() -> None:
     for broadcast in (True, False):
         wrapped = DDP(
@@ -334,6 +349,12 @@ def what_it_can_t_train_is_refused() -> None:
     del second
     loss_of(first, batch(0, dist.get_rank())).backward()
     made.step()
+    from torch.distributed.fsdp import fully_shard
+
+    sharded = small()
+    fully_shard(sharded)
+    refused("a parameter is a DTensor", sgd, sharded)
+    refused("a parameter is a DTensor", DDP, sharded)
     refused("mixed_precision=...) is torch's", lambda: DDP(small(), mixed_precision=torch.half))
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 
@@ -381,6 +402,7 @@ CHECKS: List[Callable[[], None]] = [
     gradients_leave_during_backward,
     gradients_in_parts_leave_when_they_are_complete,
     epochs_are_uneven,
+    a_compiled_wrapper_trains,
     buffers_are_rank_0_s_or_each_its_own,
     gradients_are_used_before_a_step,
     a_step_is_clipped_by_torch_s_function,

@@ -6,7 +6,7 @@ import functools
 import gc
 import logging
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Set, Type
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Optional, Set, Type
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -34,6 +34,8 @@ _OTHERS = {
     "mixed_precision": "use torch.autocast(..., torch.bfloat16), or a model in bfloat16",
 }
 """Arguments that need torch's own reducer, and what to do instead."""
+_SHARDS = {"DTensor", "FlatParameter"}
+"""Names of torch's classes of parameters of which each worker has a part."""
 _CODECS = {
     "allreduce_hook": None, "fp16_compress_hook": "float16", "bf16_compress_hook": "bfloat16",
 }  # fmt: skip
@@ -64,12 +66,7 @@ class DistributedDataParallel(TorchParallel):
                 raise NotSupportedError(
                     f"DistributedDataParallel(..., {name}=...) is torch's own: {advice}"
                 )
-        for name, parameter in module.named_parameters():
-            if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
-                raise NotSupportedError(
-                    f"the parameter '{name}' is a DTensor, of which each worker has a part, and "
-                    "p3kv's servers need all of it: run this script without p3kv.torch.ddp"
-                )
+        _refuse_shards(module.parameters())
         super().__init__(module, *arguments, **named)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -197,7 +194,8 @@ class _Attached:
         """Whether this process trains by itself, once it is known."""
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
-        """The script has made an optimizer."""
+        """The script has made an optimizer. Raises NotSupportedError for parameters in shards."""
+        _refuse_shards(parameters_of(optimizer))
         self._made.append(ref(optimizer))
         self._number += 1
 
@@ -360,6 +358,16 @@ def _new_parallel(kind: Type[TorchParallel], *arguments: Any, **named: Any) -> T
         kind = _classes[kind]
     made: TorchParallel = object.__new__(kind)
     return made
+
+
+def _refuse_shards(parameters: Iterable[torch.Tensor]) -> None:
+    for parameter in parameters:
+        found = _SHARDS.intersection(kind.__name__ for kind in type(parameter).__mro__)
+        if found:
+            raise NotSupportedError(
+                f"a parameter is a {min(found)}, of which each worker has a part (FSDP, tensor "
+                "parallelism), and p3kv trains whole ones: run this script without p3kv.torch.ddp"
+            )
 
 
 def _refuse_unattached(optimizer: torch.optim.Optimizer, *_: Any) -> None:
