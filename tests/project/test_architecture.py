@@ -159,7 +159,7 @@ BUDGETS = {
     "processes": (2400, 12),
     "report": (1350, 9),
     "scheduler": (2300, 9),
-    "server": (5490, 22),
+    "server": (5500, 22),
     "slicing": (625, 4),
     "tools": (4075, 22),
     "transport": (625, 4),

@@ -262,6 +262,17 @@ def test_a_dropped_step_changes_nothing_and_the_next_one_does(kind: str) -> None
     assert server.value() == (2 * WORKERS if kind == "whole" else WORKERS)
 
 
+def test_a_round_that_is_held_waits_for_who_has_not_voted() -> None:
+    server = with_optimizer(begun())
+    clipped(server)
+    assert server.ended() == []
+    assert [wait.missing for wait in server.records[0].rounds.waits()] == [[]]
+    assert list(server.engine.vote(0, 1, 0, Vote(False))) == []
+    assert [wait.missing for wait in server.records[0].rounds.waits()] == [[1]]
+    assert list(server.engine.vote(0, 1, 1, Vote(False))) == [SendVotes(0, 1, False)]
+    assert [wait.missing for wait in server.records[0].rounds.waits()] == [[]]
+
+
 def test_votes_are_told_when_all_have_voted() -> None:
     engine = engine_of(WORKERS)
     yes, no = Vote(True), Vote(False)

@@ -360,7 +360,10 @@ class Rounds(Generic[S]):
     def waits(self) -> Iterator[Wait]:
         """The rounds that wait for workers, or may do."""
         for current in self.open.values():
-            yield self._wait(current.number, current, self.missing(current))
+            missing = self.missing(current)
+            if current.is_counted and not missing:
+                missing = self._state.clipped.not_voted(self._plan.declared.store)
+            yield self._wait(current.number, current, missing)
 
     def missing(self, current: Round[S]) -> List[int]:
         """Ranks for whose pushes a round still waits; those that have left, too, if needed."""

@@ -168,6 +168,13 @@ class ClippedSteps:
             del self._votes[store, number]
         return votes
 
+    def not_voted(self, store: int) -> List[int]:
+        """Ranks whose votes lack on the oldest of a store's steps on which others have voted."""
+        for (of_store, _), votes in self._votes.items():
+            if of_store == store:
+                return [rank for rank in range(self._workers) if rank not in votes]
+        return []
+
     def scaled(self, step: int, scale: float, is_dropped: bool = False) -> List[Any]:
         """Takes the factor of a step's gradients, or that it is dropped; returns the rounds that
         need not wait for it."""
