@@ -77,13 +77,18 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--batch", type=int, default=BATCH, help="windows of text of a worker")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--zero", action="store_true", help="DDP: ZeroRedundancyOptimizer")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     data = source_text(CONTEXT, _ELEMS, _VALIDATION_ELEMS)
     device = torch.device(options.device)
-    rank, model, optimizer = synchronised(GPT(options.width, options.blocks).to(device))
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as forgets:
+        forgets.write("5")  # what VmHWM was until now
+    before_kib = _memory_kib("VmRSS")
+    gpt = GPT(options.width, options.blocks).to(device)
+    rank, model, optimizer = synchronised(gpt, options.zero)
     script = _Script(options.loop, model, optimizer)
     random = np.random.RandomState(options.seed)
     losses: List[float] = []
@@ -107,6 +112,7 @@ def main() -> None:
         ends_s.append(time.perf_counter() - began)
     if _system.store == "p3":
         optimizer.synchronize()
+    memory_kib = _memory_kib("VmHWM") - before_kib
     with torch.no_grad():
         validation = loss_of(model, data.validation, data.validation_labels).item()
     say(
@@ -116,6 +122,7 @@ def main() -> None:
         ends_s=ends_s,
         validation=validation,
         elems=sum(parameter.numel() for parameter in model.parameters()),
+        memory_kib=memory_kib,
         device_bytes=0 if device.type == "cpu" else torch.cuda.max_memory_allocated(device),
     )
     if _system.all_reduce:
@@ -160,7 +167,15 @@ class _Script:
         return nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
 
 
-def synchronised(model: nn.Module) -> Tuple[int, nn.Module, torch.optim.Optimizer]:
+def _memory_kib(what: str) -> int:
+    """This process's memory now (VmRSS) or at most (VmHWM)."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(what))
+
+
+def synchronised(
+    model: nn.Module, by_zero: bool = False
+) -> Tuple[int, nn.Module, torch.optim.Optimizer]:
     """This worker's rank, and a model and an optimizer that the system keeps synchronous."""
     if _system.store == "p3":
         inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -168,11 +183,26 @@ def synchronised(model: nn.Module) -> Tuple[int, nn.Module, torch.optim.Optimize
         optimizer = p3kv.torch.Optimizer(model, inner, updates=updates)
         return optimizer.rank, model, optimizer
     torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    if _system.store == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        for part in (*model.blocks, model):
+            fully_shard(part, mesh=mesh)
+        return rank, model, torch.optim.AdamW(model.parameters(), lr=1e-3)
     wrapped = nn.parallel.DistributedDataParallel(
         model, bucket_cap_mb=_system.bucket_mb, gradient_as_bucket_view=True
     )
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
-    return torch.distributed.get_rank(), wrapped, optimizer
+    if by_zero:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return (
+            rank,
+            wrapped,
+            ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=1e-3),
+        )
+    return rank, wrapped, torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
 
 
 main()
