@@ -29,6 +29,8 @@ LOOPS = {
     "passes": "4 backward passes, no_sync",
     "clip": "clips by the norm",
     "read_norm": "clips, reads the norm after step",
+    "skip": "skips a step that is bad on any worker",
+    "scale": "clips, scales the loss by GradScaler",
     "read_weights": "reads each weight's norm after step",
     "average": "averages the weights after step",
 }

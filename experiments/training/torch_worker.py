@@ -16,6 +16,7 @@ if _system.store == "p3":
 
 import argparse  # noqa: E402
 import contextlib  # noqa: E402
+import math  # noqa: E402
 import time  # noqa: E402
 from typing import Any, List, Tuple  # noqa: E402
 
@@ -31,7 +32,7 @@ CONTEXT, BATCH = 64, 16
 _HEADS = 4
 _ELEMS = 400_000
 _VALIDATION_ELEMS = 16_384
-LOOPS = ("plain", "clip", "read_norm", "read_weights", "average")
+LOOPS = ("plain", "clip", "read_norm", "skip", "scale", "read_weights", "average")
 _SEED = 7
 
 
@@ -105,9 +106,9 @@ def main() -> None:
             mine = batches[rank : rank + options.joined].reshape(-1)
             with contextlib.nullcontext() if number + 1 == options.passes else script.no_sync():
                 loss = loss_of(model, data.training[mine], data.training_labels[mine])
-                (loss / options.passes).backward()
+                script.scaled(loss / options.passes).backward()
             of_passes.append(loss.item())
-        script.step()
+        script.step(of_passes[-1])
         losses.append(sum(of_passes) / options.passes)
         ends_s.append(time.perf_counter() - began)
     if _system.store == "p3":
@@ -144,14 +145,22 @@ class _Script:
         self._loop = loop
         self._model = model
         self._optimizer = optimizer
+        self._scaler = torch.amp.GradScaler("cpu", enabled=loop == "scale")
         self._averages = [parameter.detach().clone() for parameter in model.parameters()]
 
     def no_sync(self) -> Any:
         return (self._optimizer if _system.store == "p3" else self._model).no_sync()
 
-    def step(self) -> None:
-        norm = self._clip() if self._loop in ("clip", "read_norm") else None
-        self._optimizer.step()
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def step(self, loss: float) -> None:
+        self._scaler.unscale_(self._optimizer)
+        norm = self._clip() if self._loop in ("clip", "read_norm", "scale") else None
+        if self._loop != "skip" or not self._skips(not math.isfinite(loss)):
+            self._scaler.step(self._optimizer)
+        self._scaler.update()
         if norm is not None and self._loop == "read_norm":
             norm.item()
         if self._loop == "read_weights":  # as for a log, or a penalty
@@ -159,6 +168,15 @@ class _Script:
         if self._loop == "average":
             weights = [parameter.detach() for parameter in self._model.parameters()]
             torch._foreach_lerp_(self._averages, weights, 0.01)
+
+    def _skips(self, is_bad: bool) -> bool:
+        """Whether not to step: p3kv's own step leaves out what is bad."""
+        if _system.store == "p3":
+            self._optimizer.skip_step(is_bad)
+            return False
+        any_bad = torch.tensor(float(is_bad))
+        torch.distributed.all_reduce(any_bad)
+        return bool(any_bad)
 
     def _clip(self) -> torch.Tensor:
         if _system.store == "p3":
