@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import sys
 import time
 from datetime import timedelta
@@ -136,8 +137,7 @@ def _average_gradients(model: torch.nn.Module, syncs: Callable[[], bool], launch
 
     The script calls its own model, so the model's hooks do what the wrapper's `forward` does.
     """
-    if not torch.distributed.is_initialized():
-        _meet(launch)
+    _meet(launch)
     parallel = object.__new__(DistributedDataParallel)  # torch's own, also by p3kv.torch.ddp
     parallel.__init__(model)
 
@@ -160,12 +160,15 @@ def take_native_role(launch: Launch, address: str) -> None:
         _rendezvous(launch, True).wait([_ENDED], _A_JOB)
 
 
+@functools.lru_cache(maxsize=None)
 def _meet(launch: Launch) -> None:
-    """Makes the process group of all workers."""
+    """Makes the process group of all workers, unless the script has one, and has the rendezvous end
+    when all have left."""
     store = _rendezvous(launch, False)
-    torch.distributed.init_process_group(
-        "gloo", store=store, rank=launch.rank or 0, world_size=launch.num_workers
-    )
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(
+            "gloo", store=store, rank=launch.rank or 0, world_size=launch.num_workers
+        )
 
     def leave() -> None:
         if store.add(_LEFT, 1) == launch.num_workers:
