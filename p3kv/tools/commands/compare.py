@@ -30,9 +30,9 @@ Run your script for some steps with what its framework has (PyTorch's DDP,
 MXNet's dist_sync), with p3kv first in first out (FIFO), with p3kv, and with
 nothing sent, in turn; then say how long a step takes with each, what p3kv
 gains, and what it would gain with other numbers of hosts and other bandwidths.
-The script stays as it is: it uses p3kv.torch.Optimizer or kvstore='p3'. One that
-uses DDP itself is given as `python -m p3kv.ddp train.py`. Each trial ends after its steps; p3kv writes no checkpoints and no
-traces meanwhile.
+The script stays as it is: it uses p3kv.torch.Optimizer or kvstore='p3'. One
+that uses DDP itself is given as `python -m p3kv.ddp train.py`. Each trial ends
+after its steps; p3kv writes no checkpoints and no traces meanwhile.
 
 examples: p3kv compare -H host1,host2,host3,host4 -- python train.py
           p3kv compare -n 2 -- python train.py --batch 32"""
