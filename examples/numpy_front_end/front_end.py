@@ -62,7 +62,7 @@ class Momentum(Optimizer):
         rate, momentum, workers = self._settings[newest]
         velocity = self._velocities.setdefault((key.key_id, index), np.zeros_like(total))
         velocity *= weight.dtype.type(momentum)
-        velocity += total / weight.dtype.type(workers - self.absent)
+        velocity += total / weight.dtype.type(workers if self.weight is None else self.weight)
         weight -= weight.dtype.type(rate) * velocity
 
     def export(self, key: DeclaredKey, index: int) -> Optional[State]:

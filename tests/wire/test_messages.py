@@ -488,7 +488,8 @@ def test_a_pickle_is_a_protocol_error_and_runs_nothing(tmp_path: Path, protocol:
 
 
 def test_no_module_uses_what_can_unpickle() -> None:
-    """Packages that do, and the methods of sockets, files and connections that do."""
+    """Packages that do, and the methods of sockets, files and connections that do. `p3kv.ddp` runs
+    the script that it is given."""
     packages = {
         "pickle",
         "_pickle",
@@ -509,6 +510,7 @@ def test_no_module_uses_what_can_unpickle() -> None:
                 used = {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
             else:
                 used = {getattr(node, field, None) for field in ("attr", "id", "arg")}
+            used -= {"exec"} if path == PACKAGE / "ddp.py" else set()
             assert not used & (packages | names), (path, getattr(node, "lineno", None))
 
 
