@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence
 
 import msgspec
 from msgspec import Meta, inspect
@@ -62,6 +62,9 @@ class Settings:
     leave_zero_rows_out: bool = True
     """Gradients of dense keys travel without rows of zeros where that takes less time; False: they
     travel whole."""
+    updates: Optional[Literal["servers", "workers"]] = None
+    """Who updates PyTorch's weights where a script does not say; None: it shows in its first
+    step."""
     transport: Chosen = "tcp"
     """The transport by which workers connect to this server."""
     encrypt: bool = False

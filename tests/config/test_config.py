@@ -79,6 +79,7 @@ def test_without_any_setting_the_defaults_hold() -> None:
         ("checkpoint_every", "50", 50),
         ("resume", "1", True),
         ("trace", "/tmp/here", "/tmp/here"),
+        ("updates", "workers", "workers"),
         ("verbose", "2", 2),
     ],
 )

@@ -314,6 +314,22 @@ def gradients_are_used_before_a_step() -> None:
         assert made.updates == way, (use, scales)
 
 
+def gradients_are_changed_from_a_later_step_on() -> None:
+    """Of a pass whose gradients leave in `step`: another one may follow the first of its kind."""
+    wrapped = DDP(small())
+    made = sgd(wrapped)
+    x = batch(0, dist.get_rank())
+    for _ in range(4):
+        made.zero_grad()
+        loss_of(wrapped, x).backward()
+        made.step()
+    made.zero_grad()
+    (loss_of(wrapped, x) + loss_of(wrapped, 2 * x)).backward()
+    nn.utils.clip_grad_value_(wrapped.parameters(), 0.001)
+    refused("Set P3KV_UPDATES=workers", made.step)
+    assert made.updates == "servers"
+
+
 def a_step_is_clipped_by_torch_s_function() -> None:
     """Also of a p3kv.torch.Optimizer without a wrapper; other parameters' gradients are torch's."""
     for wraps in (True, False):
@@ -394,6 +410,25 @@ def a_hook_rounds_gradients() -> None:
     same(wrapped.module, twin)
 
 
+def workers_update_by_the_setting() -> None:
+    """In a job of its own."""
+    wrapped = DDP(small())
+    twin = copy.deepcopy(wrapped.module)
+    made, alone = sgd(wrapped), sgd(twin)
+    for step in range(6):
+        made.zero_grad()
+        alone.zero_grad()
+        loss_of(wrapped, batch(step, dist.get_rank())).backward()
+        mean_of(twin, step)
+        if step > 3:
+            for model in (wrapped, twin):
+                nn.utils.clip_grad_value_(model.parameters(), 0.001)
+        made.step()
+        alone.step()
+    same(wrapped.module, twin)
+    assert made.updates == "workers"
+
+
 CHECKS: List[Callable[[], None]] = [
     a_wrapper_is_torch_s,
     optimizers_are_found,
@@ -407,12 +442,14 @@ CHECKS: List[Callable[[], None]] = [
     gradients_are_used_before_a_step,
     a_step_is_clipped_by_torch_s_function,
     what_it_can_t_train_is_refused,
+    gradients_are_changed_from_a_later_step_on,
 ]
+BY_THEMSELVES = [a_hook_rounds_gradients, workers_update_by_the_setting]
 
 
 def main() -> None:
     dist.init_process_group("gloo")
-    for check in CHECKS if not sys.argv[1:] else [*CHECKS, a_hook_rounds_gradients]:
+    for check in CHECKS if not sys.argv[1:] else [*CHECKS, *BY_THEMSELVES]:
         if sys.argv[1:] in ([], [check.__name__]):
             check()
             print("right:", check.__name__, flush=True)

@@ -110,7 +110,9 @@ class Optimizer(torch.optim.Optimizer):
         while the next forward pass runs. Or `"workers"` do it, each by its own optimizer, whatever
         it is: then every gradient is the mean of all workers' when `backward` returns, as with
         DistributedDataParallel. By default workers do it where servers can't run the optimizer, or
-        update a parameter, and the log says why. `consistency` chooses the rule by which these
+        update a parameter, and where the script uses gradients between `backward` and `step` in
+        its first step; the log says why. P3KV_UPDATES holds where the argument is left out.
+        `consistency` chooses the rule by which these
         parameters are exchanged, as P3KV_CONSISTENCY chooses that of the job's other optimizers:
         `"delayed:staleness=1"`.
 
@@ -151,12 +153,14 @@ class Optimizer(torch.optim.Optimizer):
         self._resumed_steps = 0 if own.resumed is None else own.resumed.steps
         if self._resumed_steps:  # a scheduler that the script takes through them comes after these
             self._opt_called = True
+        settings = client.worker.settings
+        updates = updates or settings.updates
         if own.rule.local is not None:
             if updates is not None:
                 raise ConfigError(
-                    f"updates={updates!r} with the consistency "
-                    f"'{consistency or client.worker.settings.consistency}', by which workers "
-                    "train by themselves: leave out updates=, or use another rule"
+                    f"updates={updates!r} (P3KV_UPDATES) with the consistency "
+                    f"'{consistency or settings.consistency}', by which workers train by "
+                    "themselves: leave out updates=, or use another rule"
                 )
             return LocalSteps(client, model, self, buffers)
         why = why_servers_can_t(self) if updates is None else None

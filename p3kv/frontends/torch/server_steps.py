@@ -111,7 +111,8 @@ class ServerSteps(Steps):
         """While the first step has not shown who updates the weights: what tells it of all
         workers."""
         self._seen: Dict[int, Leaving] = {}
-        """Until then, by weight: gradients that leave in `step`, and whose uses are seen."""
+        """By weight: gradients that leave in `step`, and would be means already if workers updated
+        the weights. Until then their uses are seen."""
         if may_give_way and not sparse and self._may_give_way():
             self._pushes.checks.new_optimizer(self._script_optimizer, None)
             self._undecided = Gradients(worker, own, shared.every)
@@ -147,8 +148,9 @@ class ServerSteps(Steps):
             return
         syncs = self._syncs()
         bucket, weight = self._of[id(parameter)]
+        self._unsee(weight)
         if not syncs:
-            if self._undecided is not None and self._may_leave():
+            if self._may_leave():
                 self._see(bucket, weight)
             return
         if bucket.pushed or weight.leaving is not None:
@@ -170,12 +172,12 @@ class ServerSteps(Steps):
                 self._exchange.push(bucket)
 
     def _see(self, bucket: Bucket, weight: Weight) -> None:
-        """Has uses of a gradient be seen that leaves in `step`."""
+        """Has uses of a gradient be seen that leaves in `step`: while it is not decided who updates
+        the weights, they decide it, and later nothing may change it."""
         gradient = weight.parameter.grad
         assert gradient is not None
-        self._unsee(weight)
         seen = Leaving(weight.name, gradient, bucket.wait, keeps_copy=is_part(gradient))
-        seen.on_use = self._used
+        seen.on_use = self._used if self._undecided is not None else None
         self._seen[id(weight)] = seen
 
     def _unsee(self, weight: Weight) -> Optional[Leaving]:
@@ -297,6 +299,7 @@ class ServerSteps(Steps):
     def _end_step(self, is_absent: bool = False) -> None:
         """`is_absent`: this worker has no batch, and so no gradient."""
         self._check_groups()
+        self._check_seen()
         self._begin(is_absent)
         self._exchange.push_remaining(self._shared.buckets)
         if is_absent:
@@ -318,6 +321,19 @@ class ServerSteps(Steps):
         self._has_left = False
         self._pace.step_ended()
         self._states.step_ends(self._parameters.values())
+
+    def _check_seen(self) -> None:
+        """Raises NotSupportedError where the script has changed a gradient that is to leave now:
+        it has changed this worker's own, and not the mean."""
+        for _, weight in self._of.values() if self._seen else ():
+            seen, now = self._unsee(weight), weight.parameter.grad
+            change = None if seen is None or now is None else seen.change(now)
+            if change is not None and now is not None and now.any():
+                raise NotSupportedError(
+                    f"the gradient of '{weight.name}' {change} between backward and step, for the "
+                    "first time after the first step: it was this worker's own by then, and not "
+                    "the mean of all workers'. Set P3KV_UPDATES=workers, by which it is the mean"
+                )
 
     def joined(self, how: How) -> ContextManager[None]:
         return joined(self, how)

@@ -44,6 +44,7 @@ class JobSettings(Message, frozen=True):
     resume: bool = Settings.resume
     local_aggregation: bool = Settings.local_aggregation
     leave_zero_rows_out: bool = Settings.leave_zero_rows_out
+    updates: Optional[str] = Settings.updates
 
     def __post_init__(self) -> None:
         check_slice_size(self.slice_size)

@@ -23,8 +23,8 @@ from p3kv.frontends.torch.values.watched import (
 
 _NO_SYNC = (
     "or call backward in 'with opt.no_sync():', after which gradients leave in opt.step(), as they "
-    "are then; or give updates='workers' to p3kv.torch.Optimizer, by which each gradient is the "
-    "mean of all workers' when backward returns"
+    "are then; or give updates='workers' to p3kv.torch.Optimizer, or set P3KV_UPDATES=workers, by "
+    "which each gradient is the mean of all workers' when backward returns"
 )
 _CHANGE_BEFORE = (
     "clip by opt.clip_grad_norm_(max_norm), which clips the mean of all workers' gradients; change "
