@@ -156,6 +156,7 @@ class Slices:
         self.parts = [weight]
         self.key = key(weight.dtype.name)
         self.optimizer = OuterOptimizer()
+        self.optimizer.weight = 4.0
         self.optimizer.configure(1, encode(OuterSettings(0.5, momentum, 4)), 0)
 
     def cut(self, lengths: List[int]) -> None:

@@ -84,6 +84,21 @@ def weighed(rule: str) -> None:
     assert float(model.weight) < before, rule
 
 
+def dropped(rule: str) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = made(model, rule)
+    if make_consistency(rule, 2).local is not None:  # which refuses it by itself
+        return
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        bad = step == 1 and optimizer.rank == 1
+        if expected(Feature.DROPPING, rule, lambda bad=bad: optimizer.skip_step(bad)) is None:
+            return
+        optimizer.step()
+    optimizer.wait()
+
+
 def by_rows(rule: str) -> None:
     model = nn.Embedding(4, 2, sparse=True)
     if make_consistency(rule, 2).local is not None:  # such weights travel whole
@@ -99,7 +114,7 @@ def by_rows(rule: str) -> None:
 
 for chosen in RULES:
     # No optimizer of rows predicts values.
-    for use in (clipped, saved, weighed, *(() if "predict" in chosen else (by_rows,))):
+    for use in (clipped, saved, weighed, dropped, *(() if "predict" in chosen else (by_rows,))):
         use(chosen)
         print(f"as the table says: {chosen}, {use.__name__}", flush=True)
 print("all is as the table says")

@@ -52,7 +52,7 @@ CHANGES: Dict[str, Callable[[nn.Parameter], Any]] = {
     "through grad._amp_foreach": lambda p: scaled(p.grad),
     "to in place": lambda p: p.grad.mul_(2),
     "to in place ": lambda p: p.grad.detach().T.add_(1),
-    "to in place  ": lambda p: nn.utils.clip_grad_norm_([p], 1e-3),
+    "to in place  ": lambda p: nn.utils.clip_grads_with_norm_([p], 1e-3, torch.tensor(9.0)),
     "to in place after backward had computed it and before opt.step(), when it had left for the "
     "servers: call zero_grad after": lambda p: p.grad.zero_(),
     "was replaced by another tensor": of_another_tensor,

@@ -452,7 +452,8 @@ def main() -> None:
     for check in CHECKS if not sys.argv[1:] else [*CHECKS, *BY_THEMSELVES]:
         if sys.argv[1:] in ([], [check.__name__]):
             check()
-            print("right:", check.__name__, flush=True)
+            sys.stdout.write(f"right: {check.__name__}\n")  # in one piece, beside the other rank's
+            sys.stdout.flush()
     dist.destroy_process_group()
 
 

@@ -165,12 +165,15 @@ def _meet(launch: Launch) -> None:
     """Makes the process group of all workers, unless the script has one, and has the rendezvous end
     when all have left."""
     store = _rendezvous(launch, False)
-    if not torch.distributed.is_initialized():
+    makes = not torch.distributed.is_initialized()
+    if makes:
         torch.distributed.init_process_group(
             "gloo", store=store, rank=launch.rank or 0, world_size=launch.num_workers
         )
 
     def leave() -> None:
+        if makes and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()  # its threads may not outlive Python
         if store.add(_LEFT, 1) == launch.num_workers:
             store.set(_ENDED, "")
 
