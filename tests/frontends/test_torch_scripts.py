@@ -62,7 +62,8 @@ def test_reports_and_traces_tell_what_a_script_reads_and_whom_it_waits_for_from_
     assert len(forwards) == 9, forwards
     taken_s = median((one.end_ns - one.start_ns) * 1e-9 for one in forwards)
     assert 0.3 < taken_s < 0.43, taken_s  # what it reads in 0.15 s is not in it
-    assert all(one.overlap is not None for one in iterations(timeline, slow))
+    # In the first step nothing leaves before all workers have said who updates.
+    assert all(one.overlap is not None for one in iterations(timeline, slow) if one.whole)
 
 
 @pytest.mark.parametrize(
