@@ -75,6 +75,7 @@ def test_a_script_s_losses_are_those_of_torch_s_own(name: str) -> None:
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.long
 def test_a_script_that_starts_its_ranks_itself_trains_as_with_torch_s_own() -> None:
     script = str(AS_IT_IS / "spawned.py")
     with held_port() as holder:
