@@ -63,8 +63,7 @@ class Settings:
     """Gradients of dense keys travel without rows of zeros where that takes less time; False: they
     travel whole."""
     updates: Optional[Literal["servers", "workers"]] = None
-    """Who updates PyTorch's weights where a script does not say; None: it shows in its first
-    step."""
+    """Who updates weights where a script does not say; None: it shows in its first step."""
     transport: Chosen = "tcp"
     """The transport by which workers connect to this server."""
     encrypt: bool = False
