@@ -9,7 +9,7 @@ from typing import Dict, List, Tuple
 
 import pytest
 
-from tests.jobs import JOB_S, ROOT, SCRIPTS, JobResult, environment, held_port, run
+from tests.jobs import JOB_S, ROOT, SCRIPTS, JobResult, environment, held_port, run_with_gloo
 from tests.torch_environment import NEEDS_TORCH, PYTHON
 
 pytestmark = NEEDS_TORCH
@@ -25,7 +25,7 @@ def losses(script: Path, *modules: str) -> Losses:
         str(PYTHON), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
         *modules, str(script),
     ]  # fmt: skip
-    return said(run(command, environment(P3KV_SECRET=""), JOB_S))
+    return said(run_with_gloo(command, environment(P3KV_SECRET=""), JOB_S))
 
 
 def said(result: JobResult) -> Losses:
@@ -81,7 +81,7 @@ def test_a_script_that_starts_its_ranks_itself_trains_as_with_torch_s_own() -> N
     with held_port() as holder:
         command = [script, str(holder.getsockname()[1])]
         expected, found = (
-            said(run([str(PYTHON), *how, *command], environment(P3KV_SECRET=""), JOB_S))
+            said(run_with_gloo([str(PYTHON), *how, *command], environment(P3KV_SECRET=""), JOB_S))
             for how in ((), ("-m", "p3kv.ddp"))
         )
     assert len(expected) == 2 * 50
@@ -107,7 +107,7 @@ def test_models_in_torch_s_wrapper_train_as_in_one_process() -> None:
         str(PYTHON), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
         str(SCRIPTS / "torch_parallel.py"),
     ]  # fmt: skip
-    result = run(command, environment(P3KV_SECRET=""), JOB_S)
+    result = run_with_gloo(command, environment(P3KV_SECRET=""), JOB_S)
     assert result.code == 0, result.output
     assert result.output.count("right: gradients_are_changed_from_a_later_step_on") == 2
 
@@ -125,6 +125,6 @@ def test_p3kv_run_trains_what_a_script_wraps(check: str, settings: Dict[str, str
         str(PYTHON), "-m", "p3kv", "launch", "-n", "2", "--", str(PYTHON), "-m", "p3kv",
         "run", "--ddp", str(SCRIPTS / "torch_parallel.py"), check,
     ]  # fmt: skip
-    result = run(command, environment(**settings), JOB_S)
+    result = run_with_gloo(command, environment(**settings), JOB_S)
     assert result.code == 0, result.output
     assert result.output.count(f"right: {check}") == 2, result.output

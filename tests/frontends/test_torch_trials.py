@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import ROOT, JobResult, environment, run
+from tests.jobs import ROOT, JobResult, environment, run_with_gloo
 from tests.torch_environment import NEEDS_TORCH, PYTHON
 
 pytestmark = NEEDS_TORCH
@@ -39,7 +39,7 @@ def compared(script: Path, rounds: int = 1) -> JobResult:
         str(PYTHON), "-m", "p3kv", "compare", "-s", "1", "--rounds", str(rounds), "--steps", "6",
         "--", str(PYTHON), str(script),
     ]  # fmt: skip
-    return run(command, environment(), 200)
+    return run_with_gloo(command, environment(), 200)
 
 
 def test_a_script_is_compared_with_ddp_which_really_averages(tmp_path: Path) -> None:
