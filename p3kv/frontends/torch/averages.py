@@ -20,13 +20,12 @@ from p3kv.frontends.torch.exchange import WEIGHS_LATE
 from p3kv.frontends.torch.hooks import Hooks
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.refusals import check_all_stay
-from p3kv.frontends.torch.script_marks import waited
 from p3kv.frontends.torch.shared_model import SharedModel
 from p3kv.frontends.torch.shares import Pace
 from p3kv.frontends.torch.steps import Number, Steps, evaluated, own_step, parameters_of
 from p3kv.frontends.torch.values.bucket import Bucket, Gathered, Weight
+from p3kv.frontends.torch.values.tally import Tally
 from p3kv.store.client import Client
-from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import Push, features_of
 from p3kv.worker.worker import Worker
@@ -225,11 +224,9 @@ class Pass:
         self._pushed: List[Bucket] = []
         """In the order in which they have left in this pass."""
         self._again: Set[int] = set()
-        """By the buckets' ids: of which a gradient has changed after it had left."""
+        """By the parameters' ids: those in buckets of which one has changed after it had left."""
         self._held: Set[int] = set()
         """By the buckets' ids: which leave when `backward` has ended, since that has happened."""
-        self._asleep: Set[int] = set()
-        """By the buckets' ids: of which no worker had a gradient in the last pass."""
         self._weight = 1.0
         """By what this worker's gradients count in the mean."""
 
@@ -258,7 +255,7 @@ class Pass:
             begins = self.begin()
             self._came.add(id(parameter))
             if bucket.pushed:
-                self._again.add(id(bucket))
+                self._again.update(id(one.parameter) for one in bucket.weights)
             elif id(bucket) not in self._held and all(
                 id(one.parameter) in self._came or not one.parameter.requires_grad
                 for one in bucket.weights
@@ -272,19 +269,16 @@ class Pass:
         with self._pushing, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             self.begin()
             for bucket in self._buckets:
-                if not bucket.pushed and (id(bucket) not in self._asleep or self._has_any(bucket)):
+                if not bucket.pushed and (not bucket.asleep or self._has_any(bucket)):
                     self._push(bucket)
             lacking, again, divisor = self._gradients.heard(
-                self._pushes.step, self._weight, self._again_of
+                self._pushes.step, self._weight, self._again
             )
             for bucket in self._buckets:
                 is_lacked = all(id(one.parameter) in lacking for one in bucket.weights)
                 if not bucket.pushed and not is_lacked:
                     self._push(bucket)
-                if id(bucket) in self._asleep and not is_lacked:
-                    self._asleep.discard(id(bucket))
-                elif is_lacked and bucket is not self._buckets[0]:  # a pass has a push
-                    self._asleep.add(id(bucket))
+                bucket.asleep = is_lacked and bucket is not self._buckets[0]  # a pass has a push
                 if any(id(one.parameter) in again for one in bucket.weights):
                     _await(bucket)
                     self._check_sent_twice(bucket)
@@ -305,9 +299,6 @@ class Pass:
             self._pushed, self.is_open = [], False
             self._came.clear()
             self._again.clear()
-
-    def _again_of(self, weight: Weight) -> bool:
-        return id(self._of[id(weight.parameter)][0]) in self._again
 
     def _check_sent_twice(self, bucket: Bucket) -> None:
         declared = bucket.key.declared
@@ -332,7 +323,7 @@ class Pass:
 
         def begin(source: Optional[torch.Tensor]) -> None:
             source_at = None if source is None else source.data_ptr()
-            done = partial(_arrived, bucket, source, gathered)
+            done = partial(bucket.transferred, source, gathered)
             push = Push(key, round_, step, source_at, bucket.staging.data_ptr(), done)
             push.after_pulls, push.own_step, push.weight = pulls, own_step, weight
             push.changes = Future() if source is None else None
@@ -396,76 +387,51 @@ class Gradients:
 
     def __init__(self, worker: Worker, own: WorkerStore, every: Sequence[Weight]) -> None:
         """Makes the key known to the job; all workers do."""
-        self._worker = worker
-        self._own = own
         self._every = every
+        self._rank, self._workers = worker.rank, worker.num_workers
         # The bits of each worker's weight come behind the parameters: a sum of one and zeros.
-        elems = len(every) + 2 * worker.num_workers
-        self._said = torch.zeros(elems, dtype=torch.int32, device="cpu")
-        self._heard = torch.zeros_like(self._said)
-        self._there = threading.Event()
-        self._error: Optional[BaseException] = None
-        self._key = own.declare(
-            "who lacks gradients", (elems,), "int32",
-            "how many workers lack a gradient of each parameter", beside=True,
+        self._tally = Tally(
+            worker, own, "who lacks gradients",
+            "how many workers lack a gradient of each parameter", len(every) + 2 * self._workers,
         )  # fmt: skip
-        if worker.rank == 0:
-            said_at = self._said.data_ptr()
-            worker.begin(Push(self._key, INITIAL_ROUND, 0, said_at, None, _ignore))
 
     def any_says(self, says: bool) -> bool:
         """Whether any worker says yes. Waits for all workers, which call it in place of
         `heard`."""
         return self._summed(0, [int(says)] + [0] * (len(self._every) - 1)) is not None
 
-    def heard(
-        self, step: int, weight: float, again: Callable[[Weight], bool]
-    ) -> Tuple[Set[int], Set[int], float]:
+    def heard(self, step: int, weight: float, again: Set[int]) -> Tuple[Set[int], Set[int], float]:
         """Says which gradients this worker lacks, all if its weight is 0, and which have changed
-        after they had left; returns, by the parameters' ids, which all workers lack, and which have
-        changed on any, and the sum of all weights. Waits for all workers."""
+        after they had left, by their parameters' ids (`again`); returns by these ids which all
+        workers lack, and which have changed on any, and the sum of all weights. Waits for all
+        workers."""
         numbers = [
-            (not weight or one.parameter.grad is None) + _AGAIN * again(one) for one in self._every
+            (not weight or one.parameter.grad is None) + _AGAIN * (id(one.parameter) in again)
+            for one in self._every
         ]
-        workers = self._worker.num_workers
         heard = self._summed(step, numbers, weight)
         if heard is None:
-            return set(), set(), workers
+            return set(), set(), self._workers
         ids = [id(one.parameter) for one in self._every]
-        told = self._heard[len(ids) :].numpy().view(np.float64).tolist()
+        told = heard[len(ids) :].numpy().view(np.float64).tolist()
+        sums = heard[: len(ids)].tolist()
         return (
-            {at for at, number in zip(ids, heard) if number % _AGAIN == workers},
-            {at for at, number in zip(ids, heard) if number >= _AGAIN},
+            {at for at, number in zip(ids, sums) if number % _AGAIN == self._workers},
+            {at for at, number in zip(ids, sums) if number >= _AGAIN},
             math.fsum(max(0.0, one) if one else 1.0 for one in told),
         )
 
-    def _summed(self, step: int, numbers: List[int], weight: float = 1.0) -> Optional[List[int]]:
+    def _summed(self, step: int, numbers: List[int], weight: float = 1.0) -> Optional[torch.Tensor]:
         """The sums of all workers' numbers, and what follows them; None where all are 0, and all
         weights 1."""
-        key, says = self._key, any(numbers) or weight != 1.0
-        weights = np.zeros(self._worker.num_workers)
+        weights = np.zeros(self._workers)
         if weight != 1.0:
-            weights[self._worker.rank] = weight or _NOTHING
-        self._said[: len(numbers)] = torch.tensor(numbers, dtype=torch.int32, device="cpu")
-        self._said[len(numbers) :] = torch.from_numpy(weights.view(np.int32))
-        key.round += 1
-        self._own.count_push(step)
-        self._there.clear()
-        changes: Optional[Future[bool]] = None if says else Future()
-        source_at = self._said.data_ptr() if says else None
-        push = Push(key, key.round, step, source_at, self._heard.data_ptr(), self._arrived)
-        push.after_pulls, push.changes = key.pulls, changes
-        self._worker.begin(push)
-        waited(self._there.wait)
-        if self._error is not None:
-            raise self._error
-        nothing = changes is not None and not changes.result()
-        return None if nothing else self._heard.tolist()
-
-    def _arrived(self, error: Optional[BaseException]) -> None:
-        """Called in the worker's thread."""
-        self._error = error
-        self._there.set()
+            weights[self._rank] = weight or _NOTHING
+        said = self._tally.said
+        said[: len(numbers)] = torch.tensor(numbers, dtype=torch.int32, device="cpu")
+        said[len(numbers) :] = torch.from_numpy(weights.view(np.int32))
+        self._tally.push(step, says=any(numbers) or weight != 1.0)
+        return self._tally.sums()
 
 
 def check_sums(client: Client[TorchScriptOptimizer], shared: SharedModel) -> None:
@@ -498,22 +464,6 @@ def _await(bucket: Bucket) -> None:
     bucket.await_value()
     if bucket.error is not None:
         raise bucket.error
-
-
-def _arrived(
-    bucket: Bucket,
-    source: Optional[torch.Tensor],
-    gathered: Optional[Gathered],
-    error: Optional[BaseException],
-) -> None:
-    """Called in the worker's thread; `source` stays until then."""
-    if gathered is not None:
-        bucket.spare(gathered)
-    bucket.arrived(error)
-
-
-def _ignore(error: Optional[BaseException]) -> None:
-    """An initial value has left, or the job has failed, which others say."""
 
 
 _every: WeakSet[AverageSteps] = WeakSet()

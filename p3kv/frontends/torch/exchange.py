@@ -313,7 +313,7 @@ class Exchange:
             if gathered is not None and source is gathered.flat:
                 bucket.leaves_itself()
             target_at = bucket.staging.data_ptr() if lands else None
-            done = partial(_arrived, bucket, source, gathered)
+            done = partial(bucket.transferred, source, gathered)
             transfer: Union[Push, Pull]
             if pushes:
                 source_at = None if source is None else source.data_ptr()
@@ -330,18 +330,6 @@ class Exchange:
             self._worker.begin(transfer)
 
         return begin
-
-
-def _arrived(
-    bucket: Bucket,
-    source: Optional[torch.Tensor],
-    gathered: Optional[Gathered],
-    error: Optional[BaseException],
-) -> None:
-    """Called in the worker's thread; `source` stays until then."""
-    if gathered is not None:
-        bucket.spare(gathered)
-    bucket.arrived(error)
 
 
 def _check_none(weight: Weight) -> None:

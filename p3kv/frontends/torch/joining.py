@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
-from typing import Iterator, List, NamedTuple, NoReturn, Optional, Protocol
-
-import torch
+from typing import Iterator, List, NamedTuple, NoReturn, Protocol
 
 from p3kv.errors import NotSupportedError, P3Error
 from p3kv.frontends.torch.script_marks import waited
-from p3kv.frontends.torch.values.asleep import HEARD, Asleep
-from p3kv.wire.header import INITIAL_ROUND
+from p3kv.frontends.torch.values.asleep import Asleep
+from p3kv.frontends.torch.values.tally import HEARD, Tally
 from p3kv.worker.stores import WorkerStore
-from p3kv.worker.transfers import Push
 from p3kv.worker.worker import Worker
 
 
@@ -56,54 +52,29 @@ class Attendance:
 
     def __init__(self, worker: Worker, own: WorkerStore) -> None:
         """`own`: the optimizer's store; all workers make this."""
-        self._worker = worker
-        self._own = own
-        workers = worker.num_workers
-        self._said = torch.zeros(workers, dtype=torch.int32, device="cpu")
-        self._heard = torch.zeros_like(self._said)
-        self._there = threading.Event()
-        self._there.set()
-        self._error: Optional[BaseException] = None
-        self._key = own.declare(
-            "who has a batch", (workers,), "int32", "which workers have a batch", beside=True
+        self._rank = worker.rank
+        self._tally = Tally(
+            worker, own, "who has a batch", "which workers have a batch", worker.num_workers
         )
-        if worker.rank == 0:
-            said_at = self._said.data_ptr()
-            worker.begin(Push(self._key, INITIAL_ROUND, 0, said_at, None, _ignore))
 
     def say(self, step: int, has_batch: bool) -> None:
         """Says whether this worker has a batch for its next step; `step` is the one before. Waits
         until all have said so of that."""
-        self.present()
-        key = self._key
-        key.round += 1
-        self._own.count_push(step)
-        self._said[self._worker.rank] = has_batch
-        self._there.clear()
-        at = self._said.data_ptr(), self._heard.data_ptr()
-        push = Push(key, key.round, step, *at, self._arrived)
-        push.after_pulls = key.pulls
-        self._worker.begin(push)
+        self._tally.sums()
+        self._tally.said[self._rank] = has_batch
+        self._tally.push(step)
 
     @property
     def is_there(self) -> bool:
         """Whether all workers have said it."""
-        return self._there.is_set()
+        return self._tally.is_there
 
     def present(self) -> List[int]:
         """Ranks of the workers that have a batch for the step of which this one has spoken last, in
         ascending order. Waits until all have said so; raises the job's failure."""
-        if not self._there.is_set():
-            waited(self._there.wait)
-        if self._error is not None:
-            raise self._error
-        return [rank for rank, has_batch in enumerate(self._heard.tolist()) if has_batch]
-
-    def _arrived(self, error: Optional[BaseException]) -> None:
-        """Called in the worker's thread."""
-        self._error = error
-        self._there.set()
-        HEARD.set()
+        heard = self._tally.sums()
+        assert heard is not None
+        return [rank for rank, has_batch in enumerate(heard.tolist()) if has_batch]
 
 
 @contextmanager
@@ -158,10 +129,6 @@ def _refuse(present: List[int]) -> NoReturn:
         f"this worker has no batch left, and workers {present} have: give all the same number, or "
         "leave throw_on_early_termination out of opt.join()"
     )
-
-
-def _ignore(error: Optional[BaseException]) -> None:
-    """An initial value has left, or the job has failed, which others say."""
 
 
 _open: List[Joined] = []

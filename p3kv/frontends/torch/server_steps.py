@@ -148,7 +148,8 @@ class ServerSteps(Steps):
             return
         syncs = self._syncs()
         bucket, weight = self._of[id(parameter)]
-        self._unsee(weight)
+        if self._seen:
+            self._unsee(weight)
         if not syncs:
             if self._may_leave():
                 self._see(bucket, weight)

@@ -15,17 +15,12 @@ from weakref import WeakSet
 
 import torch
 
-from p3kv.frontends.torch.script_marks import may_begin_forward, waited
+from p3kv.frontends.torch.script_marks import may_begin_forward
 from p3kv.frontends.torch.values.bucket import Bucket
+from p3kv.frontends.torch.values.tally import Tally
 from p3kv.frontends.torch.values.watched import Watcher, unwatch, watch
-from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.stores import WorkerStore
-from p3kv.worker.transfers import Push, WorkerKey
 from p3kv.worker.worker import Worker
-
-_DTYPE = "int32"
-HEARD = threading.Event()
-"""Set when all workers have said something that this one may wait for."""
 
 
 class Asleep(Watcher):
@@ -58,13 +53,8 @@ class Asleep(Watcher):
         """Those whose readers wait."""
         self._woken: Set[int] = set()
         """Ids of those that this worker has woken in this step."""
-        self._key: Optional[WorkerKey] = None
-        self._said: torch.Tensor = torch.zeros(len(every), dtype=torch.int32)
-        self._heard = torch.zeros_like(self._said)
-        self._changes: Optional[Future[bool]] = None
-        """Whether another worker has woken any, while this one has not; None: this one has."""
-        self._there = threading.Event()
-        self._error: Optional[BaseException] = None
+        self._tally: Optional[Tally] = None
+        """Of which a worker has a gradient; once any is asleep."""
         self._has_said = False
         """Whether this worker has said it in this step."""
         self._waits = False
@@ -96,20 +86,15 @@ class Asleep(Watcher):
         if self._has_said or not self._asleep:
             return
         self._has_said = True
-        if self._key is None:
-            self._key = self._declared()
-        key, wakes = self._key, bool(self._woken)
-        key.round += 1
-        self._own.count_push(step)
-        self._there.clear()
+        if self._tally is None:
+            self._tally = Tally(
+                self._worker, self._own, "who is awake", "which parameters have gradients",
+                len(self._every),
+            )  # fmt: skip
+        if self._woken:
+            self._tally.said[:] = torch.tensor([id(one) in self._woken for one in self._every])
         self._waits = True
-        self._changes = None if wakes else Future()
-        if wakes:
-            self._said = torch.tensor([id(one) in self._woken for one in self._every]).int()
-        source_at = self._said.data_ptr() if wakes else None
-        push = Push(key, key.round, step, source_at, self._heard.data_ptr(), self._arrived)
-        push.after_pulls, push.changes = key.pulls, self._changes
-        self._worker.begin(push)
+        self._tally.push(step, says=bool(self._woken))
 
     def arm(self) -> None:
         """From now on, whoever reads one that is asleep waits for what others have said."""
@@ -122,7 +107,7 @@ class Asleep(Watcher):
     @property
     def is_heard(self) -> bool:
         """Whether `settle` need not wait."""
-        return not self._waits or self._there.is_set()
+        return not self._waits or self._tally is None or self._tally.is_there
 
     def settle(self) -> List[Bucket]:
         """Waits for what others have said; returns the buckets that they have woken."""
@@ -131,16 +116,14 @@ class Asleep(Watcher):
         with self._lock:
             if not self._waits:
                 return []
-            if not self._there.is_set():
-                waited(self._there.wait)
-            if self._error is not None:
-                raise self._error
+            assert self._tally is not None
+            heard = self._tally.sums()
             armed, self._armed = self._armed, []
             unwatch(self, armed)
             self._waits = False
-            if self._changes is not None and not self._changes.result():
+            if heard is None:
                 return []
-            awake = [one for one, heard in zip(self._every, self._heard.tolist()) if heard]
+            awake = [one for one, woken in zip(self._every, heard.tolist()) if woken]
             for one in awake:
                 one.asleep = False
             self._asleep = [one for one in self._asleep if one.asleep]
@@ -157,31 +140,11 @@ class Asleep(Watcher):
         may_begin_forward()
         self.take()
 
-    def _arrived(self, error: Optional[BaseException]) -> None:
-        """Called in the worker's thread."""
-        self._error = error
-        self._there.set()
-        HEARD.set()
-
-    def _declared(self) -> WorkerKey:
-        key = self._own.declare(
-            "who is awake", (len(self._every),), _DTYPE, "which parameters have gradients",
-            beside=True,
-        )  # fmt: skip
-        if self._worker.rank == 0:
-            said_at = self._said.data_ptr()
-            self._worker.begin(Push(key, INITIAL_ROUND, 0, said_at, None, _ignore))
-        return key
-
 
 def settle_all() -> None:
     """Has all optimizers know what is awake."""
     for asleep in list(_all):
         asleep.settle()
-
-
-def _ignore(error: Optional[BaseException]) -> None:
-    """An initial value has left, or the job has failed, which others say."""
 
 
 _all: WeakSet[Asleep] = WeakSet()

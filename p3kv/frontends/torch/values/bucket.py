@@ -420,10 +420,17 @@ class Bucket(Arriving):
         self._there.set()
         self._soon()
 
-    def spare(self, memory: Gathered) -> None:
-        """The network does not read the memory of some gradients any more."""
-        if memory.parts:
-            self._spare.append(memory)
+    def transferred(
+        self,
+        source: Optional[torch.Tensor],
+        gathered: Optional[Gathered],
+        error: Optional[BaseException],
+    ) -> None:
+        """A push or a pull has ended: nobody reads the memory of its gradients any more. Called in
+        the worker's thread; `source` stays until then."""
+        if gathered is not None and gathered.parts:
+            self._spare.append(gathered)
+        self.arrived(error)
 
     def arm(self) -> None:
         """From now on, whoever reads one of the parameters waits for the value that is under
