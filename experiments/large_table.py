@@ -121,9 +121,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = turns.arguments(__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=2, metavar="N")
     chosen = parser.parse_args(argv)
-    missing = SYSTEMS["p3kv_torch"].missing
-    if missing is not None and not chosen.draw:
-        raise SystemExit(missing)
+    options.check_torch(chosen)
     cases = [Case(LARGE_ROWS), Case(LARGE_ROWS // 100)]
     if chosen.quick:
         cases = [Case(LARGE_ROWS // 10), Case(LARGE_ROWS // 1000)]

@@ -61,13 +61,12 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
     rows = []
     for rate, system in dict.fromkeys((run["rate_mbit_s"], run["system"]) for run in runs):
         of = [run for run in runs if (run["rate_mbit_s"], run["system"]) == (rate, system)]
-        spread = Spread.of([run["step_s"] for run in of])
         rows.append(
             {
                 "rate_mbit_s": rate,
                 "system": system,
                 "repetitions": len(of),
-                "step_s": {key: round(value, 4) for key, value in spread._asdict().items()},
+                "step_s": Spread.of([run["step_s"] for run in of]).rounded(),
                 "losses": sorted({run["loss"] for run in of}),
                 "device_mb": max(run["device_mb"] for run in of),
             }
@@ -93,9 +92,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = turns.arguments(__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=3, metavar="N")
     chosen = parser.parse_args(argv)
-    missing = SYSTEMS["p3kv_torch"].missing
-    if missing is not None and not chosen.draw:
-        raise SystemExit(missing)
+    options.check_torch(chosen)
     rates = RATES_MBIT_S[:1] if chosen.quick else RATES_MBIT_S
     cases = [Case(system, rate) for rate in rates for system in _SYSTEMS]
     records = Records(options.numbers_path(chosen, "torch_gpu"), _ABOUT)

@@ -75,8 +75,7 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
         of = [run for run in runs if (run["system"], run["loop"]) == (system, loop)]
         row: Dict[str, Any] = {"system": system, "loop": loop, "repetitions": len(of)}
         for name in ("step_s", "total_s"):
-            spread = Spread.of([run[name] for run in of])
-            row[name] = {key: round(value, 3) for key, value in spread._asdict().items()}
+            row[name] = Spread.of([run[name] for run in of]).rounded(3)
         rows.append(row)
     return rows
 
@@ -106,9 +105,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         help="DDP's for all loops but the plain one",
     )
     chosen = parser.parse_args(argv)
-    missing = SYSTEMS["p3kv_torch"].missing
-    if missing is not None and not chosen.draw:
-        raise SystemExit(missing)
+    options.check_torch(chosen)
     loops = chosen.loops[:1] if chosen.quick else chosen.loops
     cases = [
         Case(system, loop)

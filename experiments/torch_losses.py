@@ -89,9 +89,7 @@ def table_text(table: Sequence[Mapping[str, Any]]) -> str:
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     chosen = turns.arguments(__doc__.splitlines()[0]).parse_args(argv)
-    missing = SYSTEMS["p3kv_torch"].missing
-    if missing is not None and not chosen.draw:
-        raise SystemExit(missing)
+    options.check_torch(chosen)
     records = Records(options.numbers_path(chosen, "torch_losses"), _ABOUT)
     seeds, steps = (SEEDS[:1], _QUICK_STEPS) if chosen.quick else (SEEDS, STEPS)
     cases = [Case(way, steps, seed) for seed in seeds for way in WAYS]

@@ -67,9 +67,7 @@ def table_text(runs: Sequence[Mapping[str, Any]]) -> str:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = turns.arguments(__doc__.splitlines()[0])
     chosen = parser.parse_args(argv)
-    missing = SYSTEMS["p3kv_torch"].missing
-    if missing is not None and not chosen.draw:
-        raise SystemExit(missing)
+    options.check_torch(chosen)
     width, blocks = ("128", "2") if chosen.quick else ("768", "12")
     size = ["--width", width, "--blocks", blocks, "--batch", "2"]
     records = Records(options.numbers_path(chosen, "torch_memory"), _ABOUT)

@@ -18,7 +18,7 @@ from experiments.campaign.campaign import DILATION, Campaign, Point, point
 from experiments.campaign.records import Records
 from experiments.drawing import curves, measured_figure
 from experiments.drawing.by_ratio import draw, summarize, table_text
-from experiments.emulation.systems import IN_TORCH, SYSTEMS
+from experiments.emulation.systems import IN_TORCH
 
 FIGURE_MODELS = ("resnet50", "gpt2_small")
 RATIOS = (1.0, 0.5, 2.0, 4.0)
@@ -81,9 +81,7 @@ def arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     chosen = options.parse(parser, argv, FIGURE_MODELS)
     chosen.ratios = chosen.ratios or (RATIOS[:1] if chosen.quick else RATIOS)
     chosen.systems = chosen.systems or (_ELSEWHERE if chosen.quick else IN_TORCH)
-    missing = SYSTEMS["p3kv_torch"].missing
-    if missing is not None and not chosen.draw:
-        raise SystemExit(missing)
+    options.check_torch(chosen)
     return chosen
 
 

@@ -61,9 +61,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = turns.arguments(__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=3, metavar="N")
     chosen = parser.parse_args(argv)
-    missing = SYSTEMS["p3kv_torch"].missing
-    if missing is not None and not chosen.draw:
-        raise SystemExit(missing)
+    options.check_torch(chosen)
     records = Records(options.numbers_path(chosen, "torch_training"), _ABOUT)
     steps = _QUICK_STEPS if chosen.quick else STEPS
     systems = _MEASURED[:2] if chosen.quick else _MEASURED

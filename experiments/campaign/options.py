@@ -156,3 +156,10 @@ def _dilation(text: str) -> Tuple[str, float]:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{number!r} is not a positive number")
     return name, value
+
+
+def check_torch(chosen: argparse.Namespace) -> None:
+    """Ends the program with a sentence where PyTorch is not there; not with --draw."""
+    missing = SYSTEMS["p3kv_torch"].missing
+    if missing is not None and not chosen.draw:
+        raise SystemExit(missing)

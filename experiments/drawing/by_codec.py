@@ -73,8 +73,8 @@ def _systems(runs: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
             efficiency = curves.throughput(curves.spread_s(of), of[0]["compute_s"])
             cpu = Spread.of([curves.cpu_s_per_gb(run) for run in of])
             found[system] = {
-                "efficiency": _rounded(efficiency),
-                "cpu_s_per_gb": _rounded(cpu),
+                "efficiency": efficiency.rounded(),
+                "cpu_s_per_gb": cpu.rounded(),
                 "repetitions": len(of),
             }
     return found
@@ -127,10 +127,6 @@ def _measured_from(system: str, panels: Sequence[Mapping[str, Any]]) -> Optional
 def _gain(systems: Mapping[str, Mapping[str, Any]], system: str) -> float:
     ours, exact = (systems[one]["efficiency"]["median"] for one in (system, EXACT))
     return ours / exact
-
-
-def _rounded(values: Spread) -> Dict[str, float]:
-    return {name: round(value, 4) for name, value in values._asdict().items()}
 
 
 def table_text(summary: Mapping[str, Any]) -> str:

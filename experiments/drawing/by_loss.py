@@ -61,7 +61,7 @@ def _reached_s(run: Mapping[str, Any], target: float) -> float:
 
 
 def _rounded(seconds: Sequence[float]) -> Dict[str, float]:
-    return {name: round(value, 4) for name, value in Spread.of(seconds)._asdict().items()}
+    return Spread.of(seconds).rounded()
 
 
 def table_text(table: Sequence[Mapping[str, Any]]) -> str:

@@ -48,7 +48,7 @@ def _rows(setup: Setup, runs: Sequence[Mapping[str, Any]]) -> Iterator[Dict[str,
             "ratio": round(ratio_of(setup, rate), 3),
             "bound": round(compute_s / best_s, 4),
             "efficiency": {
-                system: _rounded(curves.throughput(seconds, compute_s))
+                system: curves.throughput(seconds, compute_s).rounded()
                 for system, seconds in at_rate.items()
             },
             "repetitions": {
@@ -59,10 +59,6 @@ def _rows(setup: Setup, runs: Sequence[Mapping[str, Any]]) -> Iterator[Dict[str,
             "over_ddp": round(min(ddp) / ours.median, 3) if ours and ddp else None,
             "unlimited_efficiency": unlimited,
         }
-
-
-def _rounded(of: Spread) -> Dict[str, float]:
-    return {name: round(value, 4) for name, value in of._asdict().items()}
 
 
 def table_text(table: Sequence[Mapping[str, Any]]) -> str:

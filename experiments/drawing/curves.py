@@ -75,6 +75,10 @@ class Spread(NamedTuple):
     def of(cls, values: Sequence[float]) -> Spread:
         return cls(statistics.median(values), min(values), max(values))
 
+    def rounded(self, digits: int = 4) -> Dict[str, float]:
+        """By name, as tables have them."""
+        return {name: round(value, digits) for name, value in self._asdict().items()}
+
 
 def paper_order(model: str) -> int:
     """What sorts models as the paper has them, and others behind."""
