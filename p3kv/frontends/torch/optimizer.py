@@ -112,9 +112,8 @@ class Optimizer(torch.optim.Optimizer):
         DistributedDataParallel. By default workers do it where servers can't run the optimizer, or
         update a parameter, and where the script uses gradients between `backward` and `step` in
         its first step; the log says why. P3KV_UPDATES holds where the argument is left out.
-        `consistency` chooses the rule by which these
-        parameters are exchanged, as P3KV_CONSISTENCY chooses that of the job's other optimizers:
-        `"delayed:staleness=1"`.
+        `consistency` chooses the rule by which these parameters are exchanged, as P3KV_CONSISTENCY
+        chooses that of the job's other optimizers: `"delayed:staleness=1"`.
 
         Raises ConfigError for arguments that are no model and its optimizer, and for a rule that
         there is not; NotSupportedError for a model in DistributedDataParallel or its like, for what

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any, Iterator, List, Optional, Protocol, Sequence, Sized
+from typing import Iterator, List, Optional, Protocol, Sequence, Sized
 
 import torch
 
@@ -99,7 +99,7 @@ class ShareSampler(torch.utils.data.Sampler[List[int]]):
     def __init__(
         self,
         dataset: Sized,
-        optimizer: Any,
+        optimizer: Shared,
         batch_size: int,
         shuffle: bool = True,
         seed: int = 0,
@@ -119,7 +119,7 @@ class ShareSampler(torch.utils.data.Sampler[List[int]]):
                 f"whole number from {workers} on"
             )
         self._elements = dataset
-        self._optimizer: Shared = optimizer
+        self._optimizer = optimizer
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
