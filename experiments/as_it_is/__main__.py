@@ -1,7 +1,8 @@
 """`python -m experiments.as_it_is [SCRIPT ...]`: trains with each script twice, on two ranks: as it
 is, and in the hands of `python -m p3kv.ddp`. Says by how much losses differ, who updates the
-weights, and how long a step takes. By `--mbit` each rank has a host of its own, whose link is
-throttled."""
+weights, and how long a step takes. With `--mbit` or `--balanced` each rank has a host of its own,
+whose link is throttled; balanced, it takes as long for the bytes that DDP sends in a step as DDP's
+step takes without a limit (M/C = 1)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from experiments.cluster import Cluster
 
@@ -33,85 +34,100 @@ Losses = Dict[Tuple[int, int, str], float]
 """By rank, step and name."""
 
 
+class Line(NamedTuple):
+    """What a script has said, when, and how much the first rank's host had sent by then."""
+
+    at_s: float
+    sent_bytes: int
+    text: str
+
+
 class Run(NamedTuple):
-    """What a script has said, line by line, and when."""
+    """What a script has said, line by line."""
 
     code: int
-    lines: List[Tuple[float, str]]
+    lines: List[Line]
 
     @property
     def losses(self) -> Losses:
         """All numbers that the ranks have printed."""
         found: Losses = {}
-        for _, line in self.lines:
-            for one in re.findall(r'\{"rank".*?\}', line):
+        for line in self.lines:
+            for one in re.findall(r'\{"rank".*?\}', line.text):
                 said = json.loads(one)
                 place = said.pop("rank"), said.pop("step")
                 found.update({(*place, name): value for name, value in said.items()})
         return found
 
     @property
-    def step_s(self) -> float:
-        """The median time of a step of rank 0's."""
-        ends_s: Dict[int, float] = {}
-        for at_s, line in self.lines:
-            for step in re.findall(r'\{"rank": 0, "step": (\d+), "loss"', line):
-                ends_s.setdefault(int(step), at_s)
-        timed = [ends_s[step] for step in sorted(ends_s) if step >= WARM_UP]
-        return statistics.median(later - one for one, later in zip(timed, timed[1:]))
+    def step(self) -> Tuple[float, float]:
+        """The median step of rank 0's: seconds, and bytes that its host has sent."""
+        ends: Dict[int, Line] = {}
+        for line in self.lines:
+            for step in re.findall(r'\{"rank": 0, "step": (\d+), "loss"', line.text):
+                ends.setdefault(int(step), line)
+        timed = [ends[step] for step in sorted(ends) if step >= WARM_UP]
+        steps = list(zip(timed, timed[1:]))
+        return (
+            statistics.median(later.at_s - one.at_s for one, later in steps),
+            statistics.median(later.sent_bytes - one.sent_bytes for one, later in steps),
+        )
 
     @property
     def ways(self) -> str:
         """Who updates the weights of its optimizers."""
-        found = [re.search(r"trained by p3kv: (\w+), (\w+) update", line) for _, line in self.lines]
+        update = r"trained by p3kv: (\w+), (\w+) update"
+        found = [re.search(update, line.text) for line in self.lines]
         return ", ".join(dict.fromkeys(f"{one[1]}: {one[2]}" for one in found if one))
 
     @property
     def error(self) -> str:
         """The line that says why it has failed."""
-        found = [re.search(r"\w+Error: .*", line) for _, line in self.lines]
-        return next((one[0] for one in found if one), self.lines[-1][1] if self.lines else "")
+        found = [re.search(r"\w+Error: .*", line.text) for line in self.lines]
+        return next((one[0] for one in found if one), self.lines[-1].text if self.lines else "")
 
 
-def run(script: Path, modules: Tuple[str, ...], rate_mbit_s: Optional[float]) -> Run:
+def run(script: Path, modules: Sequence[str]) -> Run:
     """Runs a script on two ranks, in these modules' hands."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "P3KV_VERBOSE": "1"}
-    if rate_mbit_s is None:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-        launcher = [] if script.stem in STARTS_ITSELF else torchrun
-        command = [sys.executable, *launcher, *modules, str(script)]
-        return _heard([subprocess.Popen(command, env=environment, **_PIPED)])
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    launcher = [] if script.stem in STARTS_ITSELF else torchrun
+    command = [sys.executable, *launcher, *modules, str(script)]
+    return _heard([subprocess.Popen(command, env=_environment(), **_PIPED)])
+
+
+def run_on_hosts(script: Path, modules: Sequence[str], rate_mbit_s: Optional[float] = None) -> Run:
+    """Runs a script on two ranks, each on a host of its own with such a link."""
     with Cluster(RANKS, rate_mbit_s) as cluster:
         job = {
+            **_environment(),
             "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": cluster.hosts[0].address, "MASTER_PORT": str(PORT),
             "P3KV_SECRET": secrets.token_hex(16),
         }  # fmt: skip
-        return _heard(
-            [
-                host.popen(
-                    [sys.executable, "-u", *modules, str(script)],
-                    {
-                        **environment, **job,
-                        "RANK": str(host.index), "GLOO_SOCKET_IFNAME": host.interface,
-                    },
-                    **_PIPED,
-                )
-                for host in cluster.hosts
-            ]
-        )  # fmt: skip
+        started = []
+        for host in cluster.hosts:
+            place = {"RANK": str(host.index), "GLOO_SOCKET_IFNAME": host.interface}
+            command = [sys.executable, "-u", *modules, str(script)]
+            started.append(host.popen(command, {**job, **place}, **_PIPED))
+        return _heard(started, lambda: cluster.interface_counters(cluster.hosts[0])[1])
+
+
+def _environment() -> Dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "P3KV_VERBOSE": "1"}
 
 
 _PIPED: Dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 
 
-def _heard(processes: List[subprocess.Popen[str]]) -> Run:
-    lines: List[Tuple[float, str]] = []
+def _heard(
+    processes: List[subprocess.Popen[str]], sent_bytes: Callable[[], int] = lambda: 0
+) -> Run:
+    lines: List[Line] = []
 
     def hear(process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            lines.append((time.monotonic(), line))
+            lines.append(Line(time.monotonic(), sent_bytes(), line))
 
     threads = [threading.Thread(target=hear, args=(one,)) for one in processes]
     for thread in threads:
@@ -134,28 +150,45 @@ def main(arguments: List[str]) -> int:
     names = sorted(path.stem for path in HERE.glob("*.py") if not path.stem.startswith("__"))
     parser = argparse.ArgumentParser(prog="python -m experiments.as_it_is", description=__doc__)
     parser.add_argument("scripts", nargs="*", metavar="SCRIPT", help=f"of {', '.join(names)}")
-    parser.add_argument(
-        "--mbit", type=float, metavar="RATE", help="of each host's link; needs root"
-    )
+    links = parser.add_mutually_exclusive_group()
+    links.add_argument("--mbit", type=float, metavar="RATE", help="of each host's link; needs root")
+    links.add_argument("--balanced", action="store_true", help="M/C = 1; needs root")
     options = parser.parse_args(arguments)
-    chosen, rate_mbit_s = options.scripts or names, options.mbit
+    throttled = options.balanced or options.mbit is not None
+    chosen = options.scripts or [n for n in names if not (throttled and n in STARTS_ITSELF)]
     if not set(chosen) <= set(names):
         parser.error(f"there is no script {min(set(chosen) - set(names))}: use {', '.join(names)}")
-    wrong = 0
+    if throttled and set(chosen) & set(STARTS_ITSELF):
+        parser.error(f"{', '.join(STARTS_ITSELF)} starts both ranks itself, on one host")
+    differs = 0
     for name in chosen:
-        script = HERE / f"{name}.py"
-        as_it_is, by_p3kv = (run(script, way, rate_mbit_s) for way in ((), ("-m", "p3kv.ddp")))
-        if as_it_is.code or by_p3kv.code:
-            failed = as_it_is if as_it_is.code else by_p3kv
-            said = f"fails {'with torch alone' if as_it_is.code else 'with p3kv'}: {failed.error}"
-            differs = float("inf")
-        else:
-            differs = difference(as_it_is.losses, by_p3kv.losses)
-            its_ms, ms = as_it_is.step_s * 1e3, by_p3kv.step_s * 1e3
-            said = f"losses differ by {differs:.1e}; {by_p3kv.ways}; {ms:.1f} ms, DDP {its_ms:.1f}"
-        wrong += differs > MOST
-        print(f"{name:12} {said}{'  <--' * (differs > MOST)}", flush=True)
-    return 1 if wrong else 0
+        said, is_right = compare(HERE / f"{name}.py", throttled, options.mbit)
+        differs += not is_right
+        print(f"{name:12} {said}{'' if is_right else '  <--'}", flush=True)
+    return 1 if differs else 0
+
+
+def compare(script: Path, throttled: bool, rate_mbit_s: Optional[float]) -> Tuple[str, bool]:
+    """Trains with and without p3kv; throttled without a rate, at M/C = 1. Returns what to say, and
+    whether losses are DDP's."""
+    where = ""
+    if throttled and rate_mbit_s is None:
+        seconds, sent_bytes = run_on_hosts(script, ()).step
+        rate_mbit_s = max(1.0, sent_bytes * 8e-6 / seconds)
+        where = f"; {rate_mbit_s:.0f} Mbit/s, without a limit {seconds * 1e3:.1f}"
+    runs = []
+    for modules in ((), ("-m", "p3kv.ddp")):
+        done = run_on_hosts(script, modules, rate_mbit_s) if throttled else run(script, modules)
+        if done.code:
+            return f"fails {'with p3kv' if modules else 'with torch alone'}: {done.error}", False
+        runs.append(done)
+    as_it_is, by_p3kv = runs
+    differs = difference(as_it_is.losses, by_p3kv.losses)
+    its_ms, ms = as_it_is.step[0] * 1e3, by_p3kv.step[0] * 1e3
+    return (
+        f"losses differ by {differs:.1e}; {by_p3kv.ways}; {ms:.1f} ms, DDP {its_ms:.1f} "
+        f"({its_ms / ms:.2f} x){where}"
+    ), differs <= MOST
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from p3kv.server.engine import Round
 from p3kv.server.stragglers import Lateness
 from p3kv.wire.messages import DeclaredKey, ServerNumbers, slowest
 from p3kv.worker.measuring import step_times
+from p3kv.worker.measuring.measures import layer_name
 from p3kv.worker.measuring.step_parts import Parts
 from p3kv.worker.measuring.step_times import StepTimes
 from p3kv.worker.transfers import Push, WorkerKey
@@ -80,6 +81,9 @@ def test_a_forward_pass_and_what_it_waits_for_are_told_apart(
     assert times.step_s / 40 == pytest.approx(sum(FORWARD_S) + sum(BACKWARD_S) + waited_s)
     assert times.forward_s == pytest.approx(sum(FORWARD_S), abs=0.01)
     assert times.waited_for is (None if slowest_layer is None else steps.keys[slowest_layer])
+    # A column has no room for "parameter 'layer0' (key 0)".
+    name = "" if slowest_layer is None else f"layer{slowest_layer}"
+    assert layer_name(times.waited_for) == name
     layers = times.layers()
     assert [layer.key for layer in layers] == steps.keys
     assert [layer.backward_s for layer in layers[:3]] == pytest.approx(BACKWARD_S[:3])

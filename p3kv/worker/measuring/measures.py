@@ -70,7 +70,7 @@ class Measures:
             backward_s=times.backward_s,
             push_bytes_s=self._push_bytes_s,
             queued_frames=sum(len(connection.writer) for _, connection in servers),
-            slowest_layer=_layer_name(times.waited_for),
+            slowest_layer=layer_name(times.waited_for),
         )
 
     def verdict(self) -> Optional[Verdict]:
@@ -143,7 +143,7 @@ class Measures:
         }
 
 
-def _layer_name(waited_for: Optional[WorkerKey]) -> str:
+def layer_name(waited_for: Optional[WorkerKey]) -> str:
     """The parameter's name as tables have room for it; empty without a layer."""
     if waited_for is None:
         return ""
