@@ -343,6 +343,7 @@ def test_a_process_alone_trains_with_the_inner_optimizer() -> None:
         "scaler.scale(model(torch.ones(1, 2)).sum()).backward()\n"
         "scaler.step(fused)\n"
         "assert fused.state[model.weight]['exp_avg'].max() < 1\n"
+        "assert optimizer.stats()['steps'] == 0 and optimizer.stats()['why'] is None\n"
         "print('alone is right')\n"
     )
     result = run([str(PYTHON), "-c", program], environment(), JOB_S)

@@ -42,8 +42,8 @@ def test_the_first_step_tells_who_updates() -> None:
 
 def test_each_pass_has_the_means_whatever_the_script_does_with_them() -> None:
     """Several passes for a step, clipping, two optimizers, a pass that has raised, parameters that
-    are added."""
-    right("passes", "two_optimizers", "caught", "groups")
+    are added, also after a step has been weighed."""
+    right("passes", "two_optimizers", "caught", "groups", "weighed_and_grown")
 
 
 @pytest.mark.parametrize(

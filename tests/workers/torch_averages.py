@@ -2,6 +2,7 @@
 with a process that has all workers' gradients. Arguments: names of functions to run."""
 
 import p3kv.torch  # noqa: I001
+import copy
 import math
 import os
 import sys
@@ -168,10 +169,13 @@ def chosen() -> None:
         (complexes, torch.optim.Adam(complexes.parameters())),
         (net, strange),
     ):
-        assert p3kv.torch.Optimizer(one, optimizer).updates == "workers"
+        made = p3kv.torch.Optimizer(one, optimizer)
+        assert made.updates == made.stats()["updates"] == "workers"
+        assert made.stats()["why"]
     for more in ({}, {"fused": True}):
         adam = torch.optim.Adam(net.parameters(), **more)
-        assert p3kv.torch.Optimizer(net, adam).updates == "servers"
+        made = p3kv.torch.Optimizer(net, adam)
+        assert made.updates == "servers" and made.stats()["why"] is None
 
 
 def first_step() -> None:
@@ -327,6 +331,26 @@ def groups() -> None:
         assert "can't come into the optimizer's param_groups" in str(error), error
     else:
         raise AssertionError("a parameter that came unseen")
+
+
+def weighed_and_grown() -> None:
+    """Parameters are added after this worker's gradients have been weighed, and before they are
+    computed."""
+    net = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Linear(3, 3))
+    inner = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    optimizer = p3kv.torch.Optimizer(net, inner, updates="workers")
+    twin = copy.deepcopy(net)
+    weights = [3.0, 1.0]
+    optimizer.weigh(weights[optimizer.rank])
+    optimizer.add_param_group({"params": [*net[1].parameters()]})
+    twin[1].load_state_dict(net[1].state_dict())
+    net(data(0, optimizer.rank)).square().mean().backward()
+    for rank, weight in enumerate(weights):
+        (twin(data(0, rank)).square().mean() * weight / sum(weights)).backward()
+    for one, other in zip(net.parameters(), twin.parameters()):
+        torch.testing.assert_close(one.grad, other.grad)
+    optimizer.step()
+    assert abs(sum(optimizer.shares()) - 1) < 1e-9
 
 
 def passes() -> None:

@@ -6,14 +6,13 @@ import time
 from typing import Dict
 
 import torch
-from p3kv.worker import this_process
 
 STEPS, WARM_UP = 10, 2
 READS_S, SLOW_S = 0.15, 0.3
 
 
-def parts() -> Dict[str, float]:
-    stats = this_process.worker().stats()
+def parts(optimizer: p3kv.torch.Optimizer) -> Dict[str, float]:
+    stats = optimizer.stats()
     return {name: stats[name] for name in ("script_s", "straggler_s", "step_s")}
 
 
@@ -24,7 +23,7 @@ def main() -> None:
     slow_s = SLOW_S * (optimizer.rank == 1)
     for step in range(STEPS):
         if step == WARM_UP:
-            before = parts()
+            before = parts(optimizer)
         loss = model(torch.ones(8, 300)).square().mean()
         optimizer.zero_grad()
         time.sleep(slow_s)
@@ -32,7 +31,7 @@ def main() -> None:
         optimizer.step()
         optimizer.wait()  # as a script that saves its weights
         time.sleep(READS_S)
-    found = {name: value - before[name] for name, value in parts().items()}
+    found = {name: value - before[name] for name, value in parts(optimizer).items()}
     read_s = READS_S * (STEPS - WARM_UP - 1)
     assert 0.9 * read_s < found["script_s"] < 1.6 * read_s, found
     if optimizer.rank == 0:

@@ -9,6 +9,8 @@ from typing import Any, Callable, List
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 from torch_refusals import refused
@@ -212,8 +214,8 @@ def epochs_are_uneven() -> None:
     wrapped = DDP(small())
     twin = copy.deepcopy(wrapped.module)
     made, alone = sgd(wrapped), sgd(twin)
-    for _ in range(2):
-        with wrapped.join():
+    for how in (wrapped.join, lambda: Join([wrapped])):
+        with how():
             for step in range(5 - 2 * dist.get_rank()):
                 made.zero_grad()
                 loss_of(wrapped, batch(step, dist.get_rank())).backward()
@@ -378,6 +380,10 @@ def what_it_can_t_train_is_refused() -> None:
     bare = DDP(small())
     loss_of(bare, batch(0, 0)).backward()
     refused("no optimizer of torch.optim has parameters of the model", bare, batch(0, 0))
+    zero = ZeroRedundancyOptimizer(bare.parameters(), torch.optim.SGD, lr=0.1)
+    refused("Join([DistributedDataParallel, ZeroRedundancyOptimizer])", Join, [bare, zero])
+    refused("ZeroRedundancyOptimizer has each worker keep", bare, batch(0, 0))
+    del zero
     mixed = small()
     by_hand = p3kv.torch.Optimizer(mixed, sgd(mixed))
     wrapped = DDP(mixed)

@@ -106,6 +106,7 @@ class AverageSteps(Steps):
 
     def say_why(self, why: str) -> None:
         """Tells, once for a job, why workers update the weights though nobody has said so."""
+        self.why = why
         if self._shared.worker.rank == 0:
             _log.warning(
                 "servers average gradients, and each worker's own optimizer steps: %s. Training is "
@@ -133,6 +134,9 @@ class AverageSteps(Steps):
         client: Client[TorchScriptOptimizer] = Client("torch", TorchGoesOn, self._own.consistency)
         buffers = self._shared.chosen_buffers
         steps = AverageSteps.attached(client, self._model, self._optimizer, buffers, self._syncs)
+        steps.why, steps._pace = self.why, self._pace
+        if self._pass.weight != 1.0:
+            steps.weigh(self._pass.weight)
         self._give_way(steps)
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
@@ -227,8 +231,8 @@ class Pass:
         """By the parameters' ids: those in buckets of which one has changed after it had left."""
         self._held: Set[int] = set()
         """By the buckets' ids: which leave when `backward` has ended, since that has happened."""
-        self._weight = 1.0
-        """By what this worker's gradients count in the mean."""
+        self.weight = 1.0
+        """By what this worker's gradients count in the mean, to be set by `weigh`."""
 
     def weigh(self, weight: float) -> None:
         """Has this worker's gradients count by `weight` in the mean from the next pass on. Raises
@@ -238,7 +242,7 @@ class Pass:
                 "opt.weigh() would have sums of float16 gradients be too large for float16: train "
                 "in bfloat16, or have the servers update (updates='servers')"
             )
-        self._weight = weight
+        self.weight = weight
 
     def begin(self) -> bool:
         """Begins the pass; returns whether it had not begun."""
@@ -272,7 +276,7 @@ class Pass:
                 if not bucket.pushed and (not bucket.asleep or self._has_any(bucket)):
                     self._push(bucket)
             lacking, again, divisor = self._gradients.heard(
-                self._pushes.step, self._weight, self._again
+                self._pushes.step, self.weight, self._again
             )
             for bucket in self._buckets:
                 is_lacked = all(id(one.parameter) in lacking for one in bucket.weights)
@@ -289,7 +293,7 @@ class Pass:
                 having = [one for one in bucket.weights if id(one.parameter) not in lacking]
                 if having:
                     self._write(bucket, having, divisor)
-            if not self._weight:
+            if not self.weight:
                 for bucket in self._buckets:
                     for one in bucket.weights:
                         if id(one.parameter) in lacking:
@@ -318,7 +322,7 @@ class Pass:
             self._pushed.append(bucket)
         key = bucket.key
         round_, step = self._pushes.next(key)
-        pulls, own_step, weight = key.pulls, key.own_step, self._weight
+        pulls, own_step, weight = key.pulls, key.own_step, self.weight
         bucket.begin()
 
         def begin(source: Optional[torch.Tensor]) -> None:
@@ -333,7 +337,7 @@ class Pass:
 
     def _gathered(self, bucket: Bucket) -> Optional[Gathered]:
         """The gradients of a bucket as they travel; None where there is none, or none counts."""
-        if not self._weight:
+        if not self.weight:
             return None
         gradients: List[Optional[torch.Tensor]] = []
         for weight in bucket.weights:
@@ -357,7 +361,7 @@ class Pass:
         return Gathered(gradient / self._workers if divides else gradient)
 
     def _has_any(self, bucket: Bucket) -> bool:
-        return self._weight > 0 and any(one.parameter.grad is not None for one in bucket.weights)
+        return self.weight > 0 and any(one.parameter.grad is not None for one in bucket.weights)
 
     def _write(self, bucket: Bucket, having: Sequence[Weight], divisor: float) -> None:
         """Makes the means, whose sums are there, the gradients of some parameters of a bucket."""

@@ -27,6 +27,7 @@ from p3kv.frontends.torch.trials import TorchTrial
 from p3kv.frontends.torch.values.compiled import guard_modules, has_compiler
 from p3kv.store.client import Client
 from p3kv.worker import this_process
+from p3kv.worker.measuring.measures import nothing_measured
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -330,6 +331,14 @@ class Optimizer(torch.optim.Optimizer):
         """How many steps there were before the checkpoint from which the job goes on: the script
         skips their batches. 0 where the job goes on from none."""
         return self._resumed_steps
+
+    def stats(self) -> Dict[str, Any]:
+        """Measurements of this worker so far, which docs/measuring.md explains, and who `updates`
+        the weights, with `why` workers do it where the script has not said so. Returns at once;
+        zeros in a process that belongs to no job."""
+        joined = this_process.joined()
+        numbers = this_process.worker().stats() if joined else nothing_measured()
+        return {**numbers, "updates": self.updates, "why": self._steps.why}
 
     def wait(self) -> None:
         """Waits until all weights and buffers are there."""

@@ -6,11 +6,12 @@ import functools
 import gc
 import logging
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Optional, Set, Type
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Type
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import distributed
+from torch.distributed.algorithms import Join
 from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel as TorchParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -118,12 +119,6 @@ class DistributedDataParallel(TorchParallel):
                     optimizer.join(divide_by_initial_world_size, enable, throw_on_early_termination)
                 )
             yield
-
-    def join_hook(self, **named: Any) -> NoReturn:
-        raise NotSupportedError(
-            "torch.distributed.algorithms.Join would have torch's reducer go on: write 'with "
-            "model.join():' in its place"
-        )
 
     @property
     def own_parameters(self) -> Iterator[torch.nn.Parameter]:
@@ -238,6 +233,11 @@ class _Attached:
                 continue
             if isinstance(optimizer, Optimizer) and not isinstance(optimizer, WrappedOptimizer):
                 raise NotSupportedError(MADE_TWICE)
+            if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+                raise NotSupportedError(
+                    "ZeroRedundancyOptimizer has each worker keep a part of the optimizer's "
+                    "states, and servers do so anyway: write the class that is inside"
+                )
             if own & taken:
                 for others in self._of.values():
                     others[:] = [one for one in others if one is not reference]
@@ -347,6 +347,45 @@ def take_over() -> None:
             _ATTACHED.note(one)
     register_optimizer_step_pre_hook(_refuse_unattached)
     meet_alone()
+    _join_ours()
+
+
+def _join_ours() -> None:
+    """Has torch's `Join` of p3kv's models be their `join`."""
+    make, leave = Join.__init__, Join.__exit__
+
+    @functools.wraps(make)
+    def make_or_join(
+        self: Any, joinables: List[Any], enable: bool = True,
+        throw_on_early_termination: bool = False, **named: Any,
+    ) -> None:  # fmt: skip
+        self.of_p3kv = ExitStack()
+        self.epochs = []
+        if not any(isinstance(one, DistributedDataParallel) for one in joinables):
+            return make(self, joinables, enable, throw_on_early_termination, **named)
+        if not all(isinstance(one, DistributedDataParallel) for one in joinables):
+            names = ", ".join(type(one).__name__ for one in joinables)
+            raise NotSupportedError(
+                f"torch.distributed.algorithms.Join([{names}]): of p3kv's models alone it is their "
+                "join, so leave out the others; of a ZeroRedundancyOptimizer write the class that "
+                "is inside, whose states servers have, a part of them each"
+            )
+        self.epochs = [
+            one.join(enable=enable, throw_on_early_termination=throw_on_early_termination, **named)
+            for one in joinables
+        ]
+
+    def enter(self: Any) -> None:
+        for one in self.epochs:
+            self.of_p3kv.enter_context(one)
+
+    def exit_or_leave(self: Any, *raised: Any) -> None:
+        if self.epochs:
+            self.of_p3kv.__exit__(*raised)
+        else:
+            leave(self, *raised)
+
+    Join.__init__, Join.__enter__, Join.__exit__ = make_or_join, enter, exit_or_leave
 
 
 def _new_parallel(kind: Type[TorchParallel], *arguments: Any, **named: Any) -> TorchParallel:

@@ -28,6 +28,8 @@ class Steps(ABC):
 
     updates = "workers"
     """Who updates the weights."""
+    why: Optional[str] = None
+    """Why workers do it, where the script has not said that they are to."""
 
     def __init__(self, model: Optional[torch.nn.Module], optimizer: torch.optim.Optimizer) -> None:
         """`optimizer` is the script's; `model` names its parameters."""
