@@ -61,5 +61,9 @@ def test_a_scaler_skips_alike_on_all_workers() -> None:
     right("scaler")
 
 
+def test_sparse_gradients_have_the_rows_of_all_workers() -> None:
+    right("sparse")
+
+
 def test_complex_parameters_gradients_in_parts_and_large_halves() -> None:
     right("models", "large_halves")

@@ -109,7 +109,7 @@ def test_models_in_torch_s_wrapper_train_as_in_one_process() -> None:
     ]  # fmt: skip
     result = run_with_gloo(command, environment(P3KV_SECRET=""), JOB_S)
     assert result.code == 0, result.output
-    assert result.output.count("right: gradients_are_changed_from_a_later_step_on") == 2
+    assert result.output.count("right: gradients_are_used_from_a_later_step_on") == 2
 
 
 @pytest.mark.parametrize(

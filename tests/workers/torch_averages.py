@@ -452,6 +452,89 @@ def large_halves() -> None:
     optimizer.zero_grad()
 
 
+class Tables(torch.nn.Module):
+    """A table of rows, one of which always has a gradient of zeros; one that rank 0 uses alone in
+    some steps, and nobody in others; and a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(30, 5, sparse=True)
+        self.bags = torch.nn.EmbeddingBag(12, 5, mode="sum", sparse=True)
+        self.out = torch.nn.Linear(5, 2)
+
+    def forward(self, ids: torch.Tensor, uses_bags: bool) -> torch.Tensor:
+        x = (self.words(ids) * (ids != 3)[..., None]).sum(1)
+        return self.out(x + self.bags(ids % 12) if uses_bags else x)
+
+
+def sparse() -> None:
+    """Means of sparse gradients have the rows that any worker's have, also those of zeros."""
+
+    def rows_of(net: Tables) -> List[torch.nn.Parameter]:
+        return [net.words.weight, net.bags.weight]
+
+    def loss(net: Tables, step: int, rank: int) -> torch.Tensor:
+        random = torch.Generator().manual_seed(100 * step + rank)
+        ids = torch.randint(30 if step % 2 else 8, (4, 3), generator=random)
+        ids[0, 0] = 3
+        uses = step % 3 == 0 or (step % 3 == 1 and rank == 0)
+        return (net(ids, uses) ** 2).mean() * (0 if step == 4 else 1)
+
+    def of_all(twin: Tables, step: int, weights: Sequence[float]) -> None:
+        for rank, weight in enumerate(weights):
+            (loss(twin, step, rank) * weight / sum(weights)).backward()
+
+    def changed(net: Tables) -> None:
+        for one in rows_of(net):
+            one.grad = None if one.grad is None else one.grad.coalesce() * 0.5
+
+    makes = {
+        "SparseAdam": lambda net: torch.optim.SparseAdam(rows_of(net), lr=0.05),
+        "SGD": lambda net: torch.optim.SGD(rows_of(net), lr=0.1, momentum=0.9),
+        "used": lambda net: torch.optim.SGD(rows_of(net), lr=0.1),
+    }
+    for name, made in makes.items():
+        torch.manual_seed(3)
+        net, twin = Tables(), Tables()
+        twin.load_state_dict(net.state_dict())
+        mine = [
+            p3kv.torch.Optimizer(
+                net, made(net), updates="workers" if name == "SparseAdam" else None
+            ),
+            p3kv.torch.Optimizer(
+                net, torch.optim.SGD(net.out.parameters(), 0.1), updates="workers"
+            ),
+        ]
+        its = [made(twin), torch.optim.SGD(twin.out.parameters(), 0.1)]
+        for step in range(9):
+            for one in (*mine, *its):
+                one.zero_grad()
+            weights = [2.0, 1.0] if step in (5, 6) else [1.0, 1.0]
+            if step in (5, 6):
+                mine[0].weigh(weights[mine[0].rank])
+                mine[1].weigh(weights[mine[0].rank])
+            loss(net, step, mine[0].rank).backward()
+            of_all(twin, step, weights)
+            if name == "used":
+                changed(net)
+                changed(twin)
+            for one, other in zip(rows_of(net), rows_of(twin)):
+                if other.grad is None:
+                    assert one.grad is None, (name, step)
+                    continue
+                assert one.grad.is_sparse and one.grad.is_coalesced(), (name, step)
+                assert torch.equal(one.grad.indices(), other.grad.coalesce().indices()), (
+                    name,
+                    step,
+                )
+                torch.testing.assert_close(one.grad.to_dense(), other.grad.to_dense())
+            for one in (*mine, *its):
+                one.step()
+            for one, other in zip(net.parameters(), twin.parameters()):
+                torch.testing.assert_close(one, other)
+            assert mine[0].updates == "workers", name
+
+
 def caught() -> None:
     """A backward pass that raises on one worker, which then computes it anew."""
     pair = Pair(OPTIMIZERS["SGD"])

@@ -5,6 +5,7 @@ import p3kv.torch.ddp  # noqa: I001
 import copy
 import sys
 from typing import Any, Callable, List
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -316,20 +317,60 @@ def gradients_are_used_before_a_step() -> None:
         assert made.updates == way, (use, scales)
 
 
-def gradients_are_changed_from_a_later_step_on() -> None:
-    """Of a pass whose gradients leave in `step`: another one may follow the first of its kind."""
-    wrapped = DDP(small())
-    made = sgd(wrapped)
-    x = batch(0, dist.get_rank())
-    for _ in range(4):
+def gradients_are_used_from_a_later_step_on() -> None:
+    """They are this rank's own then, and not the mean: refused, of gradients that have left, of
+    those that leave in `step`, and after it. What reads no number is not."""
+
+    def at_once(wrapped: nn.Module) -> torch.Tensor:
+        return loss_of(wrapped, batch(0, dist.get_rank()))
+
+    def in_step(wrapped: nn.Module) -> torch.Tensor:
+        """Another pass may follow the first of its kind."""
+        return at_once(wrapped) + at_once(wrapped)
+
+    uses: List[Callable[[torch.Tensor], Any]] = [
+        torch.Tensor.norm,
+        lambda grad: grad.data,
+        lambda grad: grad.mul_(0.5),
+        lambda grad: torch._foreach_norm([grad]),
+        torch.Tensor.numpy,
+        copy.deepcopy,
+    ]
+    none: List[Callable[[nn.Module], Any]] = [
+        lambda model: model.zero_grad(),
+        lambda model: model.zero_grad(set_to_none=False),
+        lambda model: [one.grad.zero_() for one in model.parameters()],
+        lambda model: [setattr(one, "grad", None) for one in model.parameters()],
+    ]
+    for loss, sets in ((at_once, none[:1]), (in_step, none[1:2]), (at_once, none), (in_step, none)):
+        wrapped = DDP(small())
+        twin = copy.deepcopy(wrapped.module)
+        made, alone = sgd(wrapped), sgd(twin)
+        seen: List[float] = []
+        wrapped.module[0].weight.register_post_accumulate_grad_hook(
+            lambda one, seen=seen: seen.append(one.grad.norm().item())  # as torch's: not the mean
+        )
+        for step in range(12):
+            alone.zero_grad()
+            sets[step % len(sets)](wrapped) if step else None
+            (loss if step in (4, 8) else at_once)(wrapped).backward()
+            weights = [one for one in wrapped.parameters() if one.grad.shape == one.shape]
+            assert len(weights) == 4 and weights[0].grad.dtype is torch.float32
+            mean = [loss_of(twin, batch(0, rank)) / WORKERS for rank in range(WORKERS)]
+            (sum(mean) * (2 if loss is in_step and step in (4, 8) else 1)).backward()
+            for use in uses if step in (4, 8) else ():
+                refused("Set P3KV_UPDATES=workers", use, weights[step // 4].grad)
+            made.step()
+            alone.step()
+            for use in uses if step in (0, 4, 6) else ():
+                refused("Set P3KV_UPDATES=workers", use, weights[step // 4].grad)
+            assert len(seen) >= step + 1
+        gone = ref(weights[0].grad)
+        del weights
         made.zero_grad()
-        loss_of(wrapped, x).backward()
-        made.step()
-    made.zero_grad()
-    (loss_of(wrapped, x) + loss_of(wrapped, 2 * x)).backward()
-    nn.utils.clip_grad_value_(wrapped.parameters(), 0.001)
-    refused("Set P3KV_UPDATES=workers", made.step)
-    assert made.updates == "servers"
+        assert gone() is None
+        same(wrapped.module, twin)
+        assert made.updates == "servers"
 
 
 def a_step_is_clipped_by_torch_s_function() -> None:
@@ -426,6 +467,9 @@ def workers_update_by_the_setting() -> None:
         alone.zero_grad()
         loss_of(wrapped, batch(step, dist.get_rank())).backward()
         mean_of(twin, step)
+        if step == 3:
+            for one, other in zip(wrapped.parameters(), twin.parameters()):
+                torch.testing.assert_close(one.grad, other.grad)
         if step > 3:
             for model in (wrapped, twin):
                 nn.utils.clip_grad_value_(model.parameters(), 0.001)
@@ -448,7 +492,7 @@ CHECKS: List[Callable[[], None]] = [
     gradients_are_used_before_a_step,
     a_step_is_clipped_by_torch_s_function,
     what_it_can_t_train_is_refused,
-    gradients_are_changed_from_a_later_step_on,
+    gradients_are_used_from_a_later_step_on,
 ]
 BY_THEMSELVES = [a_hook_rounds_gradients, workers_update_by_the_setting]
 

@@ -144,9 +144,11 @@ def refuse() -> None:
     ]:
         model = nn.Sequential(table(5, 2))
         inner = kind(model.parameters(), lr=1.0, **settings)
-        refused(f"'0.weight' {by_rows}{words}", p3kv.torch.Optimizer, model, inner)
+        by_servers = (p3kv.torch.Optimizer, model, inner, None, None, "servers")
+        refused(f"'0.weight' {by_rows}{words}", *by_servers)
     for one in (nn.Embedding(5, 2, max_norm=1.0), nn.EmbeddingBag(5, 2, max_norm=1.0, sparse=True)):
-        refused("'weight' has max_norm=1.0, by which it writes", trained, one)
+        by_servers = (one, torch.optim.SGD(one.parameters(), lr=1.0), None, None, "servers")
+        refused("'weight' has max_norm=1.0, by which it writes", p3kv.torch.Optimizer, *by_servers)
     ids = torch.tensor([1, 2])
     tied = nn.Sequential(table(5, 2), nn.Linear(2, 5, bias=False))
     tied[1].weight = tied[0].weight

@@ -168,7 +168,7 @@ def refuse() -> None:
     refused("SGD with momentum", lambda: trained(table, momentum=0.9))
     refused("use Adagrad, SGD, SparseAdam", lambda: trained(table, torch.optim.Adam))
     local = torch.optim.SGD(table.parameters(), lr=1.0), None, "local:steps=2"
-    refused("workers train by themselves", p3kv.torch.Optimizer, table, *local)
+    refused("here workers update weights", p3kv.torch.Optimizer, table, *local)
     optimizer = trained(table, torch.optim.SparseAdam)
     step(optimizer, table, [1, 2])
     for call in (table, table.prefetch):

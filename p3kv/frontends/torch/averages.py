@@ -20,6 +20,7 @@ from p3kv.frontends.torch.exchange import WEIGHS_LATE
 from p3kv.frontends.torch.hooks import Hooks
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.refusals import check_all_stay
+from p3kv.frontends.torch.rows import RowSums, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
 from p3kv.frontends.torch.shares import Pace
 from p3kv.frontends.torch.steps import Number, Steps, evaluated, own_step, parameters_of
@@ -82,14 +83,23 @@ class AverageSteps(Steps):
     ) -> AverageSteps:
         """Shares the parameters of an optimizer, and has it step by means. `buffers` as in
         `SharedModel`. Raises what that and `check_sums` raise."""
+        sparse = sparse_weights(model, optimizer, by_servers=False)
         shared = SharedModel(
-            client, model, optimizer, buffers, whole=False, sparse={}, by_servers=False
+            client, model, optimizer, buffers, whole=False, sparse=sparse, by_servers=False
         )
         check_sums(client, shared)
         gradients = Gradients(client.worker, client.own, shared.every)
         steps = cls(client, model, optimizer, shared, gradients, syncs)
         shared.begin(steps)
         return steps
+
+    @classmethod
+    def renewed(
+        cls, before: Steps, own: WorkerStore, shared: SharedModel, syncs: Callable[[], bool]
+    ) -> AverageSteps:
+        """As `attached`, with a new store in place of one that has shared the parameters."""
+        client: Client[TorchScriptOptimizer] = Client("torch", TorchGoesOn, own.consistency)
+        return cls.attached(client, before._model, before._optimizer, shared.chosen_buffers, syncs)
 
     def exchange_now(self) -> None:
         """Has the gradients that there are be the means of all workers', as after a pass."""
@@ -131,9 +141,7 @@ class AverageSteps(Steps):
         """All parameters are shared anew, as the scheduler and the servers know a store's."""
         if len(parameters_of(self._optimizer)) == len(self._places):
             return
-        client: Client[TorchScriptOptimizer] = Client("torch", TorchGoesOn, self._own.consistency)
-        buffers = self._shared.chosen_buffers
-        steps = AverageSteps.attached(client, self._model, self._optimizer, buffers, self._syncs)
+        steps = AverageSteps.renewed(self, self._own, self._shared, self._syncs)
         steps.why, steps._pace = self.why, self._pace
         if self._pass.weight != 1.0:
             steps.weigh(self._pass.weight)
@@ -324,6 +332,14 @@ class Pass:
         round_, step = self._pushes.next(key)
         pulls, own_step, weight = key.pulls, key.own_step, self.weight
         bucket.begin()
+        if isinstance(bucket, RowSums):
+            changes: Optional[Future[bool]] = Future() if gathered is None else None
+            send = bucket.exchange(
+                self._worker.begin, round_, step, pushes=True, changes=changes, exact=False,
+                lands=True, gathered=None, weight=weight,
+            )  # fmt: skip
+            bucket.copies.to_host(None if gathered is None else gathered.flat, send)
+            return
 
         def begin(source: Optional[torch.Tensor]) -> None:
             source_at = None if source is None else source.data_ptr()
@@ -356,6 +372,8 @@ class Pass:
             return gathered
         (gradient,) = gradients
         assert gradient is not None
+        if isinstance(bucket, RowSums):
+            gradient = bucket.gathered_rows(gradient)
         if gradient.is_complex():
             gradient = torch.view_as_real(gradient.resolve_conj())
         return Gathered(gradient / self._workers if divides else gradient)
@@ -366,6 +384,15 @@ class Pass:
     def _write(self, bucket: Bucket, having: Sequence[Weight], divisor: float) -> None:
         """Makes the means, whose sums are there, the gradients of some parameters of a bucket."""
         divisor = 1 if _overflows(bucket) else divisor
+        if isinstance(bucket, RowSums):
+            bucket.copies.arm()
+            (weight,) = having
+            mean = bucket.sums().to(weight.device) / divisor
+            if weight.parameter.grad is None:
+                weight.parameter.grad = mean
+            else:  # which the script may have taken already
+                weight.parameter.grad.copy_(mean)
+            return
         pairs = []
         for weight in having:
             if weight.parameter.grad is None:

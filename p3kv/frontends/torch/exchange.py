@@ -17,7 +17,7 @@ from p3kv.frontends.torch.values.asleep import Asleep, settle_all
 from p3kv.frontends.torch.values.bucket import Bucket, Gathered, Weight
 from p3kv.frontends.torch.values.copies import Then
 from p3kv.frontends.torch.values.devices import Devices
-from p3kv.frontends.torch.values.leaving import LEAVE_OUT_BEFORE, Leaving, is_part
+from p3kv.frontends.torch.values.leaving import LEAVE_OUT_BEFORE, Leaving, OnUse, is_part
 from p3kv.frontends.torch.values.watched import leave_entrances, watch_entrances
 from p3kv.frontends.torch.values.written import Written, is_written
 from p3kv.store.pushes import Pushes
@@ -55,6 +55,8 @@ class Exchange:
         """By what this worker's gradients of the step count in the mean, and those of the next."""
         self._adds = self._next_adds = True
         """Whether these gradients leave."""
+        self.on_use: Optional[OnUse] = None
+        """Told of each use of a gradient that the script makes."""
         self._enters = False
         """Whether weights are read unseen, and modules that have them wait when they are called."""
         self._pushing = threading.RLock()
@@ -116,6 +118,7 @@ class Exchange:
                 and (is_part(gradient) or self._written.is_turn_of(weight))
             )
             weight.leaving = Leaving(weight.name, gradient, bucket.wait, keeps_copy=has_aliases)
+            weight.leaving.on_use = self.on_use
             if self._order is not None:
                 self._order.append(weight)
 

@@ -17,9 +17,10 @@ from p3kv.frontends.torch.averages import AverageSteps
 from p3kv.frontends.torch.clipping import checked
 from p3kv.frontends.torch.joining import How
 from p3kv.frontends.torch.local import LocalSteps
-from p3kv.frontends.torch.optimizers.optimizer_settings import class_of, why_servers_can_t
+from p3kv.frontends.torch.optimizers.optimizer_settings import class_of, plain
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.refusals import WORKERS, check_arguments, number_of
+from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.shared_model import trained_by
 from p3kv.frontends.torch.steps import Steps, parameters_of
@@ -63,6 +64,8 @@ class Optimizer(torch.optim.Optimizer):
     """Where `p3kv compare` or `p3kv tune` runs the script, perhaps without p3kv."""
     _place: Tuple[int, int] = (0, 1)
     _resumed_steps = 0
+    _expects_means = False
+    """Whether the script takes `p.grad` for the mean of all workers'."""
     _adds_up = False
     """Whether gradients add up, and do not leave: in `no_sync`."""
 
@@ -163,11 +166,12 @@ class Optimizer(torch.optim.Optimizer):
                     "themselves: leave out updates=, or use another rule"
                 )
             return LocalSteps(client, model, self, buffers)
-        why = why_servers_can_t(self) if updates is None else None
+        why = _why_servers_can_t(model, self) if updates is None else None
         if updates != WORKERS and why is None:
             return ServerSteps(
-                client, model, self, buffers, self._syncs, self._may_leave, updates is None
-            )
+                client, model, self, buffers, self._syncs, self._may_leave, updates is None,
+                self._expects_means,
+            )  # fmt: skip
         try:
             steps = AverageSteps.attached(client, model, self, buffers, self._syncs)
         except NotSupportedError as error:
@@ -399,6 +403,19 @@ class Optimizer(torch.optim.Optimizer):
     def _syncs(self) -> bool:
         """Whether a backward pass belongs to no `no_sync`."""
         return not self._adds_up
+
+
+def _why_servers_can_t(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Optional[str]:
+    """Why servers can't update an optimizer's parameters, where each worker's own can; None where
+    they can, as far as the optimizer and the model show."""
+    try:
+        plain(optimizer, {}, 0, 1)
+        check_rows(optimizer, sparse_weights(model, optimizer))
+    except NotSupportedError as error:
+        return str(error)
+    every = parameters_of(optimizer)
+    dtype = next((one.dtype for one in every if one.is_complex() and one.requires_grad), None)
+    return None if dtype is None else f"servers can't update parameters of {dtype}"
 
 
 _classes: Dict[Any, Any] = {}

@@ -148,6 +148,7 @@ class WrappedOptimizer(Optimizer):
     """An optimizer of models in DistributedDataParallel, which say when gradients leave."""
 
     _passes: Passes
+    _expects_means = True
 
     @torch._disable_dynamo
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:

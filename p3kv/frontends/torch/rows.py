@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -23,11 +24,14 @@ LAYOUT = "touched_rows"
 """That of keys of rows."""
 
 
-def sparse_weights(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Dict[int, str]:
+def sparse_weights(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, by_servers: bool = True
+) -> Dict[int, str]:
     """By id, the names of an optimizer's parameters whose gradients are sparse: weights of
     embeddings with `sparse=True`, and all that SparseAdam has.
 
-    Raises NotSupportedError for an embedding that writes into its weight while it is read.
+    Raises NotSupportedError for an embedding that writes into its weight while it is read, if
+    servers update that.
     """
     names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
     takes_all = class_of(optimizer) is torch.optim.SparseAdam
@@ -41,7 +45,7 @@ def sparse_weights(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
         at = id(module.weight)
         if at not in of_optimizer:
             continue
-        if module.max_norm is not None and module.weight.requires_grad:
+        if by_servers and module.max_norm is not None and module.weight.requires_grad:
             raise NotSupportedError(
                 f"the embedding of '{names[at]}' has max_norm={module.max_norm}, by which it "
                 "writes into its weight in each forward pass, and servers keep the weights: use "
@@ -157,8 +161,54 @@ class RowsBucket(Bucket):
             super()._copy_one(weight)  # the script may have written into other rows of a frozen one
             return
         to_device = self.copies.to_device
-        rows = to_device(self.staging.index_select(0, weight.newest))
+        rows = to_device(weight.staging.index_select(0, weight.newest))
         weight.parameter.data.index_copy_(0, to_device(weight.newest), rows)
+
+
+class RowSums(RowsBucket):
+    """A parameter whose gradient's rows are summed over all workers. Each row travels with one
+    element more, which counts who has it: with a sum's rows come those of the last one, as zeros.
+    """
+
+    def __init__(
+        self,
+        key: WorkerKey,
+        parameters: Sequence[Tuple[str, torch.nn.Parameter]],
+        copies: Copies,
+    ) -> None:
+        super().__init__(key, parameters, copies)
+        self.staging[:, -1] = 0
+        self._weight.staging = self.staging[:, :-1].unflatten(1, self._weight.shape[1:])
+
+    def _memory(self, shape: Tuple[int, ...], dtype: torch.dtype, copies: Copies) -> torch.Tensor:
+        return super()._memory(counted(shape), dtype, copies)
+
+    def gathered_rows(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A sparse gradient as it travels."""
+        gradient = gradient.coalesce()
+        values = gradient.values().flatten(1)
+        with_count = torch.cat([values, values.new_ones(len(values), 1)], 1)
+        return torch.sparse_coo_tensor(
+            gradient.indices(), with_count, counted(tuple(gradient.shape)), is_coalesced=True,
+            check_invariants=False,
+        )  # fmt: skip
+
+    def sums(self) -> torch.Tensor:
+        """The sum of all workers' gradients, which has come: sparse, in the host's memory."""
+        arrived, self._arriving = self._arriving, []
+        numbers = torch.from_numpy(np.concatenate(arrived or [np.empty(0, np.int64)]))
+        rows = self.staging.index_select(0, numbers)
+        has = rows[:, -1] > 0
+        values = rows[has, :-1].unflatten(1, self._weight.shape[1:])
+        return torch.sparse_coo_tensor(
+            numbers[has][None], values, self._weight.shape, is_coalesced=True,
+            check_invariants=False,
+        )  # fmt: skip
+
+
+def counted(shape: Tuple[int, ...]) -> Tuple[int, int]:
+    """That of rows which each have an element more."""
+    return shape[0], math.prod(shape[1:]) + 1
 
 
 def _has_left(error: Optional[BaseException]) -> None:

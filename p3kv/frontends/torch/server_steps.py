@@ -47,12 +47,15 @@ from p3kv.frontends.torch.steps import Number, Steps, evaluated
 from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.asleep import Asleep
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
-from p3kv.frontends.torch.values.leaving import Leaving, is_part
+from p3kv.frontends.torch.values.leaving import Leaving, end_past, is_part
 from p3kv.frontends.torch.values.written import copied, is_written
 from p3kv.server.optimizer import State
 from p3kv.store.client import Client
 from p3kv.store.states import give_state, states_of
 from p3kv.worker.saving.cuts import Unpushed
+
+_READ_NOTHING = {"zero_", "_foreach_zero_", "detach_", "requires_grad_"}
+"""Functions by which scripts zero a gradient."""
 
 
 class ServerSteps(Steps):
@@ -70,12 +73,13 @@ class ServerSteps(Steps):
         syncs: Callable[[], bool],
         may_leave: Callable[[], bool],
         may_give_way: bool,
+        expects_means: bool,
     ) -> None:
         """`buffers` as in `SharedModel`; `syncs()`: whether a backward pass belongs to no
         `no_sync`, and its gradients leave at once. `may_leave()`: whether those of one that does
         not would be means when it ends, if workers updated the weights. `may_give_way`: workers
         update the weights (`AverageSteps`) if the script uses gradients between `backward` and
-        `step` in its first step.
+        `step` in its first step. `expects_means`: the script takes gradients for means.
 
         Raises NotSupportedError for an optimizer, a parameter or a buffer that can't be shared.
         """
@@ -113,7 +117,7 @@ class ServerSteps(Steps):
         self._seen: Dict[int, Leaving] = {}
         """By weight: gradients that leave in `step`, and would be means already if workers updated
         the weights. Until then their uses are seen."""
-        if may_give_way and not sparse and self._may_give_way():
+        if may_give_way and self._may_give_way():
             self._pushes.checks.new_optimizer(self._script_optimizer, None)
             self._undecided = Gradients(worker, own, shared.every)
             finish_after_backward()
@@ -129,6 +133,10 @@ class ServerSteps(Steps):
         """Of an epoch in which workers may have different numbers of batches."""
         self._has_left = False
         """Whether gradients of a step have left, and it has not ended."""
+        self._expects_means = expects_means and worker.num_workers > 1
+        """Whether a use of this worker's own gradient is refused once servers update."""
+        if self._expects_means or self.may_change:
+            self._exchange.on_use = self._used
         self._beginning = threading.Lock()
         """Backward passes have a thread for each device."""
         self._states = ServerStates(self._fetched_states)
@@ -148,6 +156,7 @@ class ServerSteps(Steps):
             return
         syncs = self._syncs()
         bucket, weight = self._of[id(parameter)]
+        end_past(parameter.grad)
         if self._seen:
             self._unsee(weight)
         if not syncs:
@@ -162,8 +171,6 @@ class ServerSteps(Steps):
             refuse_second(weight)
         new = bucket.new() if bucket.is_lean else ()
         self._exchange.note(bucket, new if weight in new else (weight,))
-        if self._undecided is not None and weight.leaving is not None:
-            weight.leaving.on_use = self._used
         is_complete = bucket.is_complete
         if is_complete:
             bucket.complete_with(weight)
@@ -178,7 +185,7 @@ class ServerSteps(Steps):
         gradient = weight.parameter.grad
         assert gradient is not None
         seen = Leaving(weight.name, gradient, bucket.wait, keeps_copy=is_part(gradient))
-        seen.on_use = self._used if self._undecided is not None else None
+        seen.on_use = self._used
         self._seen[id(weight)] = seen
 
     def _unsee(self, weight: Weight) -> Optional[Leaving]:
@@ -190,7 +197,8 @@ class ServerSteps(Steps):
 
     def _may_give_way(self) -> bool:
         """Whether workers could update the weights by these settings."""
-        if not self._own.rule.waits_for_each_round or self._own.is_saved:
+        tables = any(bucket.is_table for bucket in self._shared.buckets)
+        if not self._own.rule.waits_for_each_round or self._own.is_saved or tables:
             return False
         try:
             check_sums(self._client, self._shared)
@@ -198,13 +206,24 @@ class ServerSteps(Steps):
             return False
         return True
 
-    def _used(self) -> bool:
-        """The script is about to use a gradient that has not left; returns whether that is the mean
-        of all workers' now. A hook inside `backward` sees a worker's own gradient, as with
-        DistributedDataParallel."""
+    def _used(self, name: str, function: str) -> bool:
+        """The script is about to use a gradient; returns whether that is the mean of all workers'
+        now. A hook inside `backward` sees a worker's own gradient, as with
+        DistributedDataParallel.
+
+        Raises NotSupportedError where the script would have the mean, and servers have it."""
         if torch._C._current_graph_task_id() != -1:
             return False
-        return self._decided("the script uses gradients between backward and step") is not None
+        if self.may_change:
+            return self._decided("the script uses gradients between backward and step") is not None
+        if self._expects_means and function not in _READ_NOTHING:
+            raise NotSupportedError(
+                f"the script uses the gradient of '{name}' ({function}), which is this worker's "
+                "own, and not the mean of all workers': it used none between backward and its "
+                "first step, and so servers update the weights. Set P3KV_UPDATES=workers, by which "
+                "it is the mean"
+            )
+        return False
 
     @property
     def may_change(self) -> bool:
@@ -226,6 +245,7 @@ class ServerSteps(Steps):
         seen = {id(weight): self._unsee(weight) for _, weight in self._of.values()}
         if not gradients.any_says(bool(why)):
             self._shared.resuming.set_optimizer(self._script_optimizer)
+            self._exchange.on_use = self._used if self._expects_means else None
             return None
         self._hooks.remove()
         dropped: List[torch.Tensor] = []
@@ -236,10 +256,13 @@ class ServerSteps(Steps):
                 if is_over and weight.parameter.grad is None:  # other workers may have kept theirs
                     weight.parameter.grad = leaving.gradient
                     dropped.append(weight.parameter)
-        steps = AverageSteps(
-            self._client, self._model, self._optimizer, self._shared, gradients, self._syncs
-        )
-        self._shared.belong_to(steps)
+        if any(bucket.by_rows for bucket in self._shared.buckets):  # which sums have otherwise
+            steps = AverageSteps.renewed(self, self._own, self._shared, self._syncs)
+        else:
+            steps = AverageSteps(
+                self._client, self._model, self._optimizer, self._shared, gradients, self._syncs
+            )
+            self._shared.belong_to(steps)
         self._give_way(steps)
         steps.say_why(why or "another worker's script uses gradients between backward and step")
         if self._exchange.weight != 1.0:

@@ -32,7 +32,7 @@ from p3kv.frontends.torch.refusals import (
     check_rule,
     warn_of_replaced,
 )
-from p3kv.frontends.torch.rows import LAYOUT, RowsBucket
+from p3kv.frontends.torch.rows import LAYOUT, RowsBucket, RowSums, counted
 from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
@@ -259,7 +259,7 @@ class SharedModel:
             ):
                 continue  # quantised ones are frozen for ever
             if isinstance(parameter, TableWeight):
-                self._check_table(parameter, name, sparse)
+                self._check_table(parameter, name, sparse if self._by_servers else {})
             else:
                 check_parameter(parameter, name, self._by_servers)
             group = groups[at] if joins and id(parameter) not in sparse else None
@@ -300,8 +300,10 @@ class SharedModel:
         if isinstance(parameter, TableWeight):
             # That of a checkpoint is worker rank 0's to give.
             initial, kind = None if self._goes_on else parameter.initial, Table
-        elif by_rows:
+        elif by_rows and self._by_servers:
             kind = RowsBucket
+        elif by_rows:
+            kind, shape = RowSums, counted(shape)
         key = self._own.declare(
             at, shape, dtype, name, LAYOUT if by_rows else "dense", whole, same_name=True,
             initial=initial,
@@ -323,8 +325,8 @@ class SharedModel:
         """Raises NotSupportedError for a table that can't be trained."""
         if id(parameter) not in sparse:
             raise NotSupportedError(
-                f"the table '{name}' of a p3kv.torch.Embedding is on the servers, and by this "
-                "consistency rule workers train by themselves: use P3KV_CONSISTENCY="
+                f"the table '{name}' of a p3kv.torch.Embedding is on the servers, and here "
+                "workers update weights: use updates='servers' and P3KV_CONSISTENCY="
                 "bulk_synchronous, or torch.nn.Embedding"
             )
         if parameter.table is not None:

@@ -81,18 +81,6 @@ def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def why_servers_can_t(optimizer: torch.optim.Optimizer) -> Optional[str]:
-    """Why servers can't update an optimizer's parameters, where each worker's own can; None where
-    they can, as far as the optimizer shows."""
-    try:
-        plain(optimizer, {}, 0, 1)
-    except NotSupportedError as error:
-        return str(error)
-    every = (one for group in optimizer.param_groups for one in group["params"])
-    dtype = next((one.dtype for one in every if one.is_complex() and one.requires_grad), None)
-    return None if dtype is None else f"servers can't update parameters of {dtype}"
-
-
 def plain(
     optimizer: torch.optim.Optimizer, keys: Dict[int, Key], since_step: int, workers: int
 ) -> PlainTorchOptimizer:

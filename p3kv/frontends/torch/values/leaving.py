@@ -7,6 +7,7 @@ it has left, a gradient is of the class of late tensors, as is whatever is made 
 from __future__ import annotations
 
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
+from weakref import WeakMethod, ref
 
 import torch
 
@@ -14,11 +15,14 @@ from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.tensors import bits
 from p3kv.frontends.torch.values.watched import (
     Watcher,
+    forget,
     gives_memory,
     is_watched,
     name_of,
+    pass_on,
     unwatch,
     watch,
+    watcher_of,
 )
 
 _NO_SYNC = (
@@ -37,6 +41,11 @@ LEAVE_OUT_BEFORE = (
     "any; to leave out a parameter, freeze it (requires_grad=False) before the forward pass; "
     f"{_NO_SYNC}"
 )
+
+
+OnUse = Callable[[str, str], bool]
+"""Called with a parameter's name, and that of a function of torch, when the script is about to use
+the gradient; returns whether that is no way to the servers any more."""
 
 
 class _Alias(NamedTuple):
@@ -76,9 +85,8 @@ class Leaving(Watcher):
         self.travels = False
         """Whether the network reads the gradient's own memory."""
         self._in_step, self._has_left, self._is_over = True, False, False
-        self.on_use: Optional[Callable[[], bool]] = None
-        """Called when the script is about to use the gradient; returns whether that is no way to
-        the servers any more."""
+        self.on_use: Optional[OnUse] = None
+        end_past(gradient)
         if is_watched(gradient):  # that of another parameter, too
             self._copy = _copied(gradient)
             return
@@ -124,14 +132,14 @@ class Leaving(Watcher):
         """The script may change the gradient, once it has left."""
         self._in_step = False
         if self._has_left or not self.travels:
-            self._back()
+            self._ends()
 
     def has_left(self) -> Optional[NotSupportedError]:
         """The network does not read it any more; an error if it has changed since the step."""
         self._has_left = True
         if self._in_step:
             return None
-        self._back()
+        self._ends()
         if not self.travels or not self._has_changed():
             return None
         return NotSupportedError(
@@ -142,7 +150,7 @@ class Leaving(Watcher):
 
     def take(self, tensor: Optional[torch.Tensor] = None) -> None:
         """Whoever has the gradient may do anything with it."""
-        if self.on_use is not None and self.on_use():
+        if self.on_use is not None and tensor is not None and self.on_use(self._name, "data"):
             return
         if self._in_step:
             self._give("data")
@@ -150,9 +158,9 @@ class Leaving(Watcher):
             self._wait()
 
     def read(self, tensor: torch.Tensor, function: Any) -> None:
-        if self.on_use is not None and self.on_use():
-            return
         name = name_of(function)
+        if self.on_use is not None and self.on_use(self._name, name):
+            return
         if gives_memory(function):
             if self._in_step:
                 self._give(name)
@@ -174,7 +182,7 @@ class Leaving(Watcher):
                     self._aliases += (_Alias(one, one._version, name),)
                     self._watch(one)
         if self._has_left and not self._in_step:
-            self._back()
+            self._ends()
 
     def _change(self, now: Optional[torch.Tensor]) -> Optional[str]:
         gradient = self.gradient
@@ -206,10 +214,49 @@ class Leaving(Watcher):
         if not is_watched(tensor):
             watch(self, (tensor,))
 
+    def _ends(self) -> None:
+        """The step is over, and the gradient has left."""
+        if self.on_use is not None:
+            _Past(self, self._name, self.gradient, self.on_use)
+        self._back()
+
     def _back(self) -> None:
         unwatch(self, (self.gradient,))
         if self._aliases:
             unwatch(self, [alias.tensor for alias in self._aliases])
+
+
+class _Past(Watcher):
+    """A worker's own gradient of a step that is over, as long as the script has it: uses of it are
+    told still."""
+
+    def __init__(self, leaving: Leaving, name: str, gradient: torch.Tensor, on_use: OnUse) -> None:
+        self._name, self._id = name, id(gradient)
+        self._on_use = WeakMethod(on_use)
+        self._of = ref(gradient, self._gone)
+        pass_on(leaving, self, gradient)
+
+    def take(self, tensor: Optional[torch.Tensor] = None) -> None:
+        if tensor is not None:
+            self._tell("data")
+
+    def read(self, tensor: torch.Tensor, function: Any) -> None:
+        self._tell(name_of(function))
+
+    def _tell(self, function: str) -> None:
+        on_use = self._on_use()
+        if on_use is not None:
+            on_use(self._name, function)
+
+    def _gone(self, _: Any) -> None:
+        forget(self, self._id)
+
+
+def end_past(gradient: torch.Tensor) -> None:
+    """A backward pass has added to a gradient: it is of the next step."""
+    watcher = watcher_of(gradient)
+    if isinstance(watcher, _Past):
+        unwatch(watcher, (gradient,))
 
 
 def _copied(gradient: torch.Tensor) -> torch.Tensor:

@@ -116,6 +116,24 @@ def unwatch(watcher: Watcher, tensors: Iterable[torch.Tensor]) -> None:
                 del _WATCHERS[id(tensor)]
 
 
+def pass_on(watcher: Watcher, other: Watcher, tensor: torch.Tensor) -> None:
+    """Uses of a tensor that told `watcher` tell another one from now on."""
+    with _changing:
+        if _WATCHERS.get(id(tensor)) is watcher:
+            _WATCHERS[id(tensor)] = other
+
+
+def watcher_of(tensor: torch.Tensor) -> Optional[Watcher]:
+    """What uses of a tensor are told to."""
+    return _WATCHERS.get(id(tensor))
+
+
+def forget(watcher: Watcher, number: int) -> None:
+    """The tensor of this id is gone."""
+    if _WATCHERS.get(number) is watcher:
+        del _WATCHERS[number]
+
+
 def is_watched(tensor: torch.Tensor) -> bool:
     """Whether uses of a tensor are told."""
     return id(tensor) in _WATCHERS
