@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.frontends.test_torch import job
-from tests.torch_environment import NEEDS_TORCH
+from tests.jobs import JOB_S, SCRIPTS, environment, run_with_gloo
+from tests.torch_environment import NEEDS_TORCH, PYTHON
 
 pytestmark = NEEDS_TORCH
 
@@ -63,6 +64,16 @@ def test_a_scaler_skips_alike_on_all_workers() -> None:
 
 def test_sparse_gradients_have_the_rows_of_all_workers() -> None:
     right("sparse")
+
+
+def test_epochs_of_different_lengths_are_those_of_distributed_data_parallel() -> None:
+    command = [
+        str(PYTHON), "-m", "p3kv", "launch", "-n", "3", "-s", "2", "--", str(PYTHON),
+        str(SCRIPTS / "torch_averages.py"), "uneven",
+    ]  # fmt: skip
+    result = run_with_gloo(command, environment(P3KV_SLICE_SIZE=400), JOB_S)
+    assert result.code == 0, result.output
+    assert result.output.count("right: uneven") == 3, result.output
 
 
 def test_complex_parameters_gradients_in_parts_and_large_halves() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import torch
 from p3kv.errors import NotSupportedError
 from torch.utils.checkpoint import checkpoint
+from torch_refusals import refused
 
 Loss = Callable[[torch.nn.Module, int], torch.Tensor]
 """Of a model, and of a worker's rank."""
@@ -533,6 +534,50 @@ def sparse() -> None:
             for one, other in zip(net.parameters(), twin.parameters()):
                 torch.testing.assert_close(one, other)
             assert mine[0].updates == "workers", name
+
+
+def uneven() -> None:
+    """Epochs of different lengths, beside DistributedDataParallel itself, of whose optimizers'
+    states those of a worker without batches stay behind. Gradients are changed before a step, and
+    make several passes for one; a worker has no batch of some epochs."""
+    torch.distributed.init_process_group("gloo")
+    makes = (
+        lambda net: torch.optim.Adam(net.parameters(), lr=0.01),
+        lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
+    )
+    for made, updates in ((one, how) for one in makes for how in ("workers", None)):
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 2))
+        twin = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(net))
+        mine, its = p3kv.torch.Optimizer(net, made(net), updates=updates), made(twin)
+        rank = mine.rank
+        schedules = [torch.optim.lr_scheduler.ExponentialLR(one, 0.9) for one in (mine, its)]
+        for epoch, batches in enumerate([(0, 2, 1), (3, 1, 2), (0, 2, 0), (2, 3, 3)]):
+            counts = epoch % 2 == 0
+            for module, optimizer, schedule, joins in zip(
+                (net, twin), (mine, its), schedules, (mine.join, twin.join)
+            ):
+                with joins(divide_by_initial_world_size=counts):
+                    for step in range(batches[rank]):
+                        optimizer.zero_grad()
+                        for part in range(1 + step % 2):
+                            x = data(100 * epoch + 10 * step + part, rank)
+                            module(x).square().mean().backward()
+                        torch.nn.utils.clip_grad_value_(module.parameters(), 0.01)
+                        optimizer.step()
+                        schedule.step()
+            for one, other in zip(net.parameters(), twin.parameters()):
+                torch.testing.assert_close(one, other)
+                torch.testing.assert_close(one.grad, other.grad)
+            assert mine.updates == "workers"
+    with mine.join():
+        refused("opt.skip_step() inside of opt.join()", skip_in_join, mine, net)
+    torch.distributed.destroy_process_group()
+
+
+def skip_in_join(optimizer: p3kv.torch.Optimizer, net: torch.nn.Module) -> None:
+    net(data(0, 0)).sum().backward()
+    optimizer.skip_step(False)
 
 
 def caught() -> None:

@@ -16,14 +16,16 @@ import torch
 
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.buffers import Buffers
 from p3kv.frontends.torch.exchange import WEIGHS_LATE
 from p3kv.frontends.torch.hooks import Hooks
+from p3kv.frontends.torch.joining import How
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import RowSums, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
-from p3kv.frontends.torch.shares import Pace
-from p3kv.frontends.torch.steps import Number, Steps, evaluated, own_step, parameters_of
+from p3kv.frontends.torch.steps import CommonSteps, Steps, evaluated, own_step, parameters_of
+from p3kv.frontends.torch.values.asleep import Asleep
 from p3kv.frontends.torch.values.bucket import Bucket, Gathered, Weight
 from p3kv.frontends.torch.values.tally import Tally
 from p3kv.store.client import Client
@@ -38,7 +40,7 @@ _AGAIN = 1 << 16
 """What a worker adds to a parameter's number in `Gradients`, beside 1 if it lacks its gradient."""
 
 
-class AverageSteps(Steps):
+class AverageSteps(CommonSteps):
     """Makes steps by the script's own optimizer, on each worker alike. When a backward pass ends
     outside of `no_sync`, every gradient is the mean of all workers', as with
     DistributedDataParallel (Li et al., VLDB 2020): whatever the script then does to gradients, or
@@ -58,13 +60,14 @@ class AverageSteps(Steps):
     ) -> None:
         """`shared` has the optimizer's parameters, and its store no optimizer. `syncs()`: whether a
         backward pass belongs to no `no_sync`. `check_sums` has raised nothing."""
-        super().__init__(model, optimizer)
-        self._own, self._shared, self._syncs = client.own, shared, syncs
+        super().__init__(model, optimizer, client.own, client.worker)
+        self._shared, self._syncs, self._pushes = shared, syncs, client.pushes
         client.pushes.marks_steps = True
         self.number = client.own.number
         """In the order in which each worker makes its optimizers."""
         self._pass = Pass(client, shared, gradients)
-        self._pace = Pace(client.worker)
+        self._weights: Optional[Buffers] = None
+        """Has the weights be those of the last worker that had a batch, when an epoch is over."""
         self._has_passed = False
         """Whether a backward pass has ended in this step."""
         self._hooks = Hooks(shared.buckets, self.ready)
@@ -130,9 +133,16 @@ class AverageSteps(Steps):
         """Ends a backward pass, if one has begun: waits for all means, which are the gradients
         then."""
         if self._pass.is_open:
-            self._shared.check()
-            self._pass.finish()
-            self._has_passed = True
+            self._end_pass()
+
+    def _end_pass(self, is_absent: bool = False) -> None:
+        self._shared.check()
+        if self._joined is not None and not is_absent:
+            self.attendance.say(self._pushes.step, True)
+        self._pass.finish()
+        if self._joined is not None:  # who is absent hears of passes, and not of steps
+            self._shared.push_buffers(self._attendance)
+        self._has_passed = True
 
     def check_added(self, parameters: Any) -> None:
         self._shared.check()
@@ -157,15 +167,19 @@ class AverageSteps(Steps):
         self._pass.weigh(1.0)
         self._pace.step_ended()
         self._hooks.add()
-        self._shared.push_buffers()
+        if self._joined is None:
+            self._shared.push_buffers()
         return returned
 
     def skip(self, drops: bool) -> torch.Tensor:
         if self._pass.is_open or not self._has_passed:
             # Others wait for this worker in their backward passes, also if it has failed before.
-            self._shared.check()
-            self._pass.finish()
-            self._has_passed = True
+            self._end_pass()
+        if self._joined is not None:
+            raise NotSupportedError(
+                "opt.skip_step() inside of opt.join() asks all workers, and one without batches "
+                "does not answer: leave one of both out"
+            )
         return super().skip(drops)
 
     def wait(self) -> None:
@@ -177,18 +191,47 @@ class AverageSteps(Steps):
 
     def weigh(self, weight: float) -> None:
         self._shared.check()
-        self._own.combine({Feature.WEIGHTS}, "opt.weigh()")
+        self._check_weighs()
         if self._pass.is_open or self._has_passed:
             raise NotSupportedError(WEIGHS_LATE)
         self._pass.weigh(weight)
         self._pace.samples = weight
 
-    def shares(self) -> List[float]:
-        return self._pace.shares()
+    @property
+    def asleep(self) -> Asleep:
+        return self._shared.exchange.asleep
 
-    def sum(self, number: Number) -> Number:
-        (total,) = self._shared.worker.sums((number,))
-        return total
+    def begin_epoch(self, how: How) -> None:
+        """As with DistributedDataParallel, a worker without batches adds nothing to the means of
+        the others' passes, and takes the weights of one of them when all are over."""
+        self._shared.check()
+        super().begin_epoch(how)
+        if self._weights is None:
+            self._weights = self._shared.weights_as_buffers()
+
+    def end_epoch(self, is_over: bool) -> None:
+        super().end_epoch(is_over)
+        if not is_over or self._weights is None:
+            return
+        last, self.attendance.last = self.attendance.last, None
+        if last is not None:
+            self._weights.push(self._pushes.step, last)
+            self._weights.wait()
+
+    def say_absent(self) -> None:
+        self.attendance.say(self._pushes.step, False)
+
+    def step_absent(self) -> None:
+        assert self._joined is not None
+        every = [*self._parameters.values()]
+        before = [one.grad for one in every]
+        for one in every:
+            one.grad = None
+        self._pass.weight = 1.0 if self._joined.counts_absent else 0.0
+        self._end_pass(is_absent=True)
+        self._pass.weight, self._has_passed = 1.0, False
+        for one, gradient in zip(every, before):
+            one.grad = gradient
 
     def stop(self) -> None:
         self.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Iterator, List, NamedTuple, NoReturn, Protocol
+from typing import Iterator, List, NamedTuple, NoReturn, Optional, Protocol
 
 from p3kv.errors import NotSupportedError, P3Error
 from p3kv.frontends.torch.script_marks import waited
@@ -36,8 +36,8 @@ class Joined(Protocol):
     def begin_epoch(self, how: How) -> None:
         """Has all workers say in each step that they have a batch."""
 
-    def end_epoch(self) -> None:
-        """All workers are over."""
+    def end_epoch(self, is_over: bool) -> None:
+        """All workers are over, or else this one's script has failed."""
 
     def say_absent(self) -> None:
         """Says that this worker has no batch for the next step."""
@@ -46,9 +46,16 @@ class Joined(Protocol):
         """Takes part in a step of the others without a gradient, and takes its values."""
 
 
+class Owner(Protocol):
+    """The optimizer, whose first step may show that others make its steps."""
+
+    _steps: Joined
+
+
 class Attendance:
-    """Which workers have a batch for a step: each says so before its gradients leave, by one small
-    key, and who has none waits for what the others say. Belongs to whoever makes the steps."""
+    """Which workers have a batch for a step, or a backward pass: each says so before its gradients
+    leave, by one small key, and who has none waits for what the others say. Belongs to whoever
+    makes the steps."""
 
     def __init__(self, worker: Worker, own: WorkerStore) -> None:
         """`own`: the optimizer's store; all workers make this."""
@@ -56,11 +63,13 @@ class Attendance:
         self._tally = Tally(
             worker, own, "who has a batch", "which workers have a batch", worker.num_workers
         )
+        self.last: Optional[int] = None
+        """The last one, by rank, of those that have had the newest batch of the epoch."""
 
     def say(self, step: int, has_batch: bool) -> None:
         """Says whether this worker has a batch for its next step; `step` is the one before. Waits
         until all have said so of that."""
-        self._tally.sums()
+        self.present()
         self._tally.said[self._rank] = has_batch
         self._tally.push(step)
 
@@ -74,46 +83,49 @@ class Attendance:
         ascending order. Waits until all have said so; raises the job's failure."""
         heard = self._tally.sums()
         assert heard is not None
-        return [rank for rank, has_batch in enumerate(heard.tolist()) if has_batch]
+        present = [rank for rank, has_batch in enumerate(heard.tolist()) if has_batch]
+        self.last = present[-1] if present else self.last
+        return present
 
 
 @contextmanager
-def joined(steps: Joined, how: How) -> Iterator[None]:
+def joined(optimizer: Owner, how: How) -> Iterator[None]:
     """Has the steps inside be those of an epoch in which workers may have different numbers of
     batches. It ends when all workers are at its end.
 
     Where several optimizers have such epochs at once, who is at the end of all of them makes the
     absent steps of all: those of the others may wait for each other.
     """
-    if steps in _open:
+    if optimizer in _open:
         raise NotSupportedError("opt.join() was called inside of opt.join(): leave the inner out")
-    steps.begin_epoch(how)
-    _open.append(steps)
+    optimizer._steps.begin_epoch(how)
+    _open.append(optimizer)
     try:
         yield
     except BaseException:
-        _open.remove(steps)
-        steps.end_epoch()
+        _open.remove(optimizer)
+        optimizer._steps.end_epoch(False)
         raise
-    if steps is _open[0]:
+    if optimizer is _open[0]:
         every, _open[:] = [*_open], []
         _step_absent(every, how)
 
 
-def _step_absent(every: List[Joined], how: How) -> None:
+def _step_absent(every: List[Owner], how: How) -> None:
     """Makes the steps for which other workers have batches, of each optimizer as they come."""
-    for steps in every:
-        steps.say_absent()
+    for one in every:
+        one._steps.say_absent()
     while every:
         HEARD.clear()
-        for steps in every:
-            if steps.asleep.is_heard:
-                steps.asleep.settle()
-        for steps in [one for one in every if one.attendance.is_there]:
+        for one in every:
+            if one._steps.asleep.is_heard:
+                one._steps.asleep.settle()
+        for one in [one for one in every if one._steps.attendance.is_there]:
+            steps = one._steps
             if not steps.attendance.present():
                 steps.asleep.settle()  # all have made all of its steps
-                steps.end_epoch()
-                every.remove(steps)
+                steps.end_epoch(True)
+                every.remove(one)
                 continue
             if how.refuses:
                 _refuse(steps.attendance.present())
@@ -131,5 +143,5 @@ def _refuse(present: List[int]) -> NoReturn:
     )
 
 
-_open: List[Joined] = []
+_open: List[Owner] = []
 """Those whose epochs have begun, and not ended."""

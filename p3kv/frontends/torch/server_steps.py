@@ -7,11 +7,9 @@ from contextlib import suppress
 from typing import (
     Any,
     Callable,
-    ContextManager,
     Dict,
     Iterator,
     List,
-    NoReturn,
     Optional,
     Tuple,
 )
@@ -19,7 +17,7 @@ from typing import (
 import torch
 
 from p3kv.common.combinations import Feature
-from p3kv.errors import ConfigError, NotSupportedError
+from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.averages import (
     AverageSteps,
     Gradients,
@@ -29,7 +27,7 @@ from p3kv.frontends.torch.averages import (
 from p3kv.frontends.torch.clipping import NOT_FINITE, Clipping
 from p3kv.frontends.torch.exchange import refuse_second
 from p3kv.frontends.torch.hooks import Hooks
-from p3kv.frontends.torch.joining import Attendance, How, joined
+from p3kv.frontends.torch.joining import How
 from p3kv.frontends.torch.optimizers.optimizer_settings import needs_whole
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.optimizers.states import (
@@ -42,8 +40,7 @@ from p3kv.frontends.torch.optimizers.states import (
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
-from p3kv.frontends.torch.shares import Pace
-from p3kv.frontends.torch.steps import Number, Steps, evaluated
+from p3kv.frontends.torch.steps import CommonSteps, evaluated
 from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.asleep import Asleep
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
@@ -58,7 +55,7 @@ _READ_NOTHING = {"zero_", "_foreach_zero_", "detach_", "requires_grad_"}
 """Functions by which scripts zero a gradient."""
 
 
-class ServerSteps(Steps):
+class ServerSteps(CommonSteps):
     """Has each gradient leave when it is complete, and servers update the weights by the script's
     optimizer and the mean of all workers' gradients."""
 
@@ -83,8 +80,8 @@ class ServerSteps(Steps):
 
         Raises NotSupportedError for an optimizer, a parameter or a buffer that can't be shared.
         """
-        super().__init__(model, optimizer)
-        own = self._own = client.own
+        super().__init__(model, optimizer, client.own, client.worker)
+        own, worker = client.own, client.worker
         self._client, self._syncs, self._may_leave = client, syncs, may_leave
         self._whole = needs_whole(optimizer)
         """Whether servers update whole tensors, and not slices."""
@@ -101,7 +98,6 @@ class ServerSteps(Steps):
         """By the parameter's id."""
         self._exchange = shared.exchange
         self._pushes = shared.pushes
-        worker = self._worker = shared.worker
         self._clipping = Clipping(own, self._pushes.clipping, worker.num_workers, worker.barrier)
         self._script_optimizer = TorchScriptOptimizer(
             optimizer,
@@ -124,13 +120,6 @@ class ServerSteps(Steps):
         else:
             shared.resuming.set_optimizer(self._script_optimizer)
         self._hooks = Hooks(shared.buckets, self._ready)
-        self._pace = Pace(worker)
-        self._weighs = False
-        """Whether workers' gradients may count by other weights than 1."""
-        self._attendance: Optional[Attendance] = None
-        """Who makes a step, where the script has told of an epoch."""
-        self._joined: Optional[How] = None
-        """Of an epoch in which workers may have different numbers of batches."""
         self._has_left = False
         """Whether gradients of a step have left, and it has not ended."""
         self._expects_means = expects_means and worker.num_workers > 1
@@ -235,10 +224,13 @@ class ServerSteps(Steps):
         other workers may deny in the first step."""
         return self._decided("") is None
 
-    def _decided(self, why: str, is_over: bool = True) -> Optional[AverageSteps]:
+    def _decided(
+        self, why: str, is_over: bool = True, is_absent: bool = False
+    ) -> Optional[AverageSteps]:
         """Decides, in the first step, who updates the weights: workers do it if `why` says so on
         any of them. Returns what makes steps in place of these then; None where these go on.
-        Waits for all workers. `is_over`: the backward pass is, so gradients are to be means."""
+        Waits for all workers. `is_over`: the backward pass is, so gradients are to be means.
+        `is_absent`: this worker has no batch for it."""
         gradients, self._undecided = self._undecided, None
         if gradients is None:
             return None
@@ -263,11 +255,17 @@ class ServerSteps(Steps):
                 self._client, self._model, self._optimizer, self._shared, gradients, self._syncs
             )
             self._shared.belong_to(steps)
+            steps._attendance = self._attendance
         self._give_way(steps)
         steps.say_why(why or "another worker's script uses gradients between backward and step")
         if self._exchange.weight != 1.0:
             steps.weigh(self._exchange.weight)
-        if is_over:
+        if self._joined is not None:
+            steps.begin_epoch(self._joined)
+        if is_absent:
+            steps.say_absent()
+            steps.step_absent()
+        elif is_over:
             steps.exchange_now()
             for parameter in dropped:
                 parameter.grad = None
@@ -359,41 +357,20 @@ class ServerSteps(Steps):
                     "the mean of all workers'. Set P3KV_UPDATES=workers, by which it is the mean"
                 )
 
-    def joined(self, how: How) -> ContextManager[None]:
-        return joined(self, how)
-
-    @property
-    def attendance(self) -> Attendance:
-        assert self._attendance is not None
-        return self._attendance
-
     @property
     def asleep(self) -> Asleep:
         return self._exchange.asleep
 
     def begin_epoch(self, how: How) -> None:
         self._shared.check()
-        steps = self._decided("")
-        if steps is not None:
-            steps.joined(how)  # refuses
-        if self._own.own_rounds:
-            raise NotSupportedError(
-                "opt.join() waits for the workers that have batches, and by this consistency rule "
-                "no worker waits for others: leave it out"
-            )
-        if self._weighs and how.counts_absent:
-            self._refuse_count()
-        if not how.counts_absent:
-            self._note_weights("opt.join(divide_by_initial_world_size=False)")
-        if self._attendance is None:
-            self._attendance = Attendance(self._worker, self._own)
-        self._joined = how
-
-    def end_epoch(self) -> None:
-        self._joined = None
+        super().begin_epoch(how)
 
     def say_absent(self) -> None:
-        self.attendance.say(self._pushes.step, False)
+        steps = self._decided("", is_absent=True)
+        if steps is not None:
+            steps.say_absent()
+        else:
+            self.attendance.say(self._pushes.step, False)
 
     def step_absent(self) -> None:
         assert self._joined is not None
@@ -490,30 +467,9 @@ class ServerSteps(Steps):
 
     def weigh(self, weight: float) -> None:
         self._shared.check()
-        if self._joined is not None and self._joined.counts_absent:
-            self._refuse_count()
-        self._note_weights("opt.weigh()")
+        self._check_weighs()
         self._exchange.weigh(weight)
         self._pace.samples = weight
-
-    def shares(self) -> List[float]:
-        return self._pace.shares()
-
-    def _note_weights(self, what: str) -> None:
-        if not self._weighs:
-            self._own.combine({Feature.WEIGHTS}, what)
-            self._weighs = True
-
-    @staticmethod
-    def _refuse_count() -> NoReturn:
-        raise ConfigError(
-            "opt.weigh() says how many samples a worker has, and opt.join() would count one "
-            "without batches as 1 sample: use opt.join(divide_by_initial_world_size=False)"
-        )
-
-    def sum(self, number: Number) -> Number:
-        (total,) = self._shared.worker.sums((number,))
-        return total
 
     def stop(self) -> None:
         self.wait()

@@ -14,6 +14,7 @@ from p3kv.common.words import some_of
 from p3kv.errors import NotSupportedError, P3Error
 from p3kv.frontends.torch.buffer_places import (
     AVERAGE,
+    BROADCAST,
     OWN,
     Memory,
     kept,
@@ -192,6 +193,20 @@ class SharedModel:
                 buffers.push(self.pushes.step, giver)
         for alias in self._aliases:
             alias.arm()
+
+    def weights_as_buffers(self) -> Buffers:
+        """The parameters as buffers, which any worker may give to all. All workers call it."""
+        own = {id(weight.parameter) for weight in self.every}
+        others = {id(one) for one in self._model.parameters()} - own
+        places = untrained_places(self._model, others, self._devices)
+        lacks = own - {id(place.tensor) for place in places}
+        for weight in self.every:
+            if id(weight.parameter) in lacks and weight.parameter.numel():
+                raise NotSupportedError(
+                    f"the model has no parameter '{weight.name}', and opt.join() has workers take "
+                    "the weights of the model from each other: leave it out of the optimizer"
+                )
+        return Buffers(places, BROADCAST, self.worker, self._own, self._devices)
 
     def copied(self) -> List[Unpushed]:
         """Copies for a checkpoint of parameters that no optimizer has; on worker rank 0."""

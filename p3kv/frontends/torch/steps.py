@@ -1,17 +1,32 @@
-"""How an optimizer trains: what `AloneSteps`, `ServerSteps` and `LocalSteps` have in common."""
+"""How an optimizer trains: what `AloneSteps`, `ServerSteps` and the like have in common."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Union
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    List,
+    NoReturn,
+    Optional,
+    Sequence,
+    Union,
+    cast,
+)
 
 import torch
 
-from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.joining import How
+from p3kv.common.combinations import Feature
+from p3kv.errors import ConfigError, NotSupportedError
+from p3kv.frontends.torch.joining import Attendance, How, Owner, joined
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.optimizers.states import ServerStates
+from p3kv.frontends.torch.shares import Pace
 from p3kv.frontends.torch.values.compiled import own_name
+from p3kv.worker.stores import WorkerStore
+from p3kv.worker.worker import Worker
 
 Number = Union[int, float]
 
@@ -98,8 +113,8 @@ class Steps(ABC):
     def joined(self, how: How) -> ContextManager[None]:
         """An epoch in which workers may have different numbers of batches."""
         raise NotSupportedError(
-            "opt.join() needs servers that update the weights: a worker without batches would not "
-            "make the others' updates. Use updates='servers' and P3KV_CONSISTENCY=bulk_synchronous"
+            "opt.join(): by this consistency rule each worker trains by itself, and waits for no "
+            "other's batches: leave it out, or use P3KV_CONSISTENCY=bulk_synchronous"
         )
 
     def shares(self) -> List[float]:
@@ -163,6 +178,74 @@ class Steps(ABC):
     @abstractmethod
     def takes_scaled_gradients(self) -> bool:
         """Whether `step` unscales what torch's GradScaler has scaled, and not the scaler."""
+
+
+class CommonSteps(Steps):
+    """Makes steps by the gradients of all workers, which wait for each other in each."""
+
+    def __init__(
+        self,
+        model: Optional[torch.nn.Module],
+        optimizer: torch.optim.Optimizer,
+        own: WorkerStore,
+        worker: Worker,
+    ) -> None:
+        super().__init__(model, optimizer)
+        self._own, self._worker = own, worker
+        self._pace = Pace(worker)
+        self._weighs = False
+        """Whether the script has weighed steps."""
+        self._attendance: Optional[Attendance] = None
+        """Who takes part, where the script has told of an epoch."""
+        self._joined: Optional[How] = None
+        """Of an epoch in which workers may have different numbers of batches."""
+
+    def shares(self) -> List[float]:
+        return self._pace.shares()
+
+    def sum(self, number: Number) -> Number:
+        (total,) = self._worker.sums((number,))
+        return total
+
+    def joined(self, how: How) -> ContextManager[None]:
+        return joined(cast(Owner, self._optimizer), how)  # it has been attached
+
+    @property
+    def attendance(self) -> Attendance:
+        assert self._attendance is not None
+        return self._attendance
+
+    def begin_epoch(self, how: How) -> None:
+        if self._own.own_rounds:
+            raise NotSupportedError(
+                "opt.join() waits for the workers that have batches, and by this consistency rule "
+                "no worker waits for others: leave it out"
+            )
+        if self._weighs and how.counts_absent:
+            self._refuse_count()
+        if not how.counts_absent:
+            self._own.combine({Feature.WEIGHTS}, "opt.join(divide_by_initial_world_size=False)")
+        if self._attendance is None:
+            self._attendance = Attendance(self._worker, self._own)
+        self._joined = how
+
+    def end_epoch(self, is_over: bool) -> None:
+        self._joined = None
+
+    def _check_weighs(self) -> None:
+        """To be called where the script weighs a step."""
+        if self._joined is not None and self._joined.counts_absent:
+            self._refuse_count()
+        if not self._weighs:
+            self._own.combine({Feature.WEIGHTS}, "opt.weigh()")
+            self._weighs = True
+
+    @staticmethod
+    def _refuse_count() -> NoReturn:
+        raise ConfigError(
+            "opt.weigh() says how many samples a worker has, and opt.join() would count one "
+            "without batches as 1 sample: use opt.join(divide_by_initial_world_size=False)"
+        )
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> List[torch.nn.Parameter]:
