@@ -59,38 +59,20 @@ class AloneSteps(Steps):
     def sum(self, number: Number) -> Number:
         return number if self._trial is None else self._trial.sum(number)
 
-    def synchronize(self) -> None:
-        pass
-
     def stop(self) -> None:
         pass
-
-    @property
-    def takes_scaled_gradients(self) -> bool:
-        """As the optimizer's own: most have the scaler unscale before `step`."""
-        return bool(vars(self._optimizer).get("_step_supports_amp_scaling"))
 
 
 class CopiedSteps(AloneSteps):
     """Refuses the steps of a copy in a job, which would train one worker alone."""
 
-    def step(self, closure: Optional[Callable[[], Any]]) -> NoReturn:
+    def step(self, *_: Any, **__: Any) -> NoReturn:
         raise NotSupportedError(
             "this optimizer is a copy, which trains nothing: attach it by optimizer = "
             "p3kv.torch.Optimizer(model, optimizer), with the model that has its parameters"
         )
 
-    def clip(self, max_norm: float, error_if_nonfinite: bool) -> NoReturn:
-        self.step(None)
-
-    def skip(self, drops: bool) -> NoReturn:
-        self.step(None)
-
-    def weigh(self, weight: float) -> NoReturn:
-        self.step(None)
-
-    def sum(self, number: Number) -> NoReturn:
-        self.step(None)
+    clip = skip = weigh = sum = step
 
 
 def warn_alone(what: str = "p3kv.torch.Optimizer") -> None:

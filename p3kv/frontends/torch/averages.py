@@ -8,7 +8,7 @@ import math
 import threading
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
 from weakref import WeakSet
 
 import numpy as np
@@ -185,10 +185,6 @@ class AverageSteps(CommonSteps):
     def wait(self) -> None:
         self._shared.wait()
 
-    def synchronize(self) -> None:
-        """All workers have the same weights anyway, which servers do not have."""
-        self.wait()
-
     def weigh(self, weight: float) -> None:
         self._shared.check()
         self._check_weighs()
@@ -239,11 +235,6 @@ class AverageSteps(CommonSteps):
         self._hooks.remove()
         self._shared.stop()
 
-    @property
-    def takes_scaled_gradients(self) -> bool:
-        """As the optimizer's own: most have the scaler unscale the means before `step`."""
-        return bool(vars(self._optimizer).get("_step_supports_amp_scaling"))
-
 
 class Pass:
     """A backward pass: sums of all workers' gradients are under way.
@@ -261,14 +252,8 @@ class Pass:
         self._own = client.own
         self._worker = client.worker
         self._pushes = client.pushes
-        self._buckets = shared.buckets
+        self._buckets, self._of = shared.buckets, shared.of_parameter
         self._workers = client.num_workers
-        self._of: Dict[int, Tuple[Bucket, Weight]] = {
-            id(weight.parameter): (bucket, weight)
-            for bucket in shared.buckets
-            for weight in bucket.weights
-        }
-        """By the parameter's id."""
         self._gradients = gradients
         self._pushing = threading.RLock()
         """Held while a push is counted and begins: `backward` has a thread for each device."""

@@ -90,12 +90,7 @@ class ServerSteps(CommonSteps):
         if own.codec_applies_momentum and optimizer.state:
             own.combine({Feature.STATES}, "the optimizer has trained before")
         shared = self._shared = SharedModel(client, model, optimizer, buffers, self._whole, sparse)
-        self._of: Dict[int, Tuple[Bucket, Weight]] = {
-            id(weight.parameter): (bucket, weight)
-            for bucket in shared.buckets
-            for weight in bucket.weights
-        }
-        """By the parameter's id."""
+        self._of = shared.of_parameter
         self._exchange = shared.exchange
         self._pushes = shared.pushes
         self._clipping = Clipping(own, self._pushes.clipping, worker.num_workers, worker.barrier)

@@ -86,17 +86,23 @@ class SharedModel:
         self.pushes, self.resuming = client.pushes, client.resuming
         self._devices = Devices(worker.abort)
         self.buckets = self._declared(model, optimizer, whole, sparse)
-        self.every = [weight for bucket in self.buckets for weight in bucket.weights]
+        self.of_parameter = {
+            id(weight.parameter): (bucket, weight)
+            for bucket in self.buckets
+            for weight in bucket.weights
+        }
+        """By the parameter's id."""
+        self.every = [weight for _, weight in self.of_parameter.values()]
         """All parameters, in their order."""
         self.exchange = Exchange(worker, own, self.pushes, self.buckets, self._devices)
         for bucket in self.buckets:
             if isinstance(bucket, Table):
                 bucket.connect(worker.begin, lambda: self.pushes.step, worker.rank == 0)
         places = places_of(model, self._how, self._devices)
-        memory = Memory(self.weights)
+        memory, every = Memory(self.weights), [*self.of_parameter.values()]
         self._places = [place for place in places if not memory.of(place.tensor)]
         self._aliases = [
-            Alias(place, [self._awaited(at) for at in memory.of(place.tensor)])
+            Alias(place, [(every[at][0], every[at][1].parameter) for at in memory.of(place.tensor)])
             for place in places
             if memory.of(place.tensor)
         ]
@@ -324,11 +330,6 @@ class SharedModel:
             initial=initial,
         )  # fmt: skip
         return kind(key, parameters, copies)
-
-    def _awaited(self, at: int) -> Tuple[Bucket, torch.Tensor]:
-        """The parameter at a place in `every`, and its bucket."""
-        weight = self.every[at]
-        return next(one for one in self.buckets if weight in one.weights), weight.parameter
 
     @property
     def _goes_on(self) -> bool:

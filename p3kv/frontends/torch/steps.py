@@ -102,9 +102,10 @@ class Steps(ABC):
         """As `wait`, also for values that weights are to take in a later step."""
         self.wait()
 
-    @abstractmethod
     def synchronize(self) -> None:
-        """Waits until all weights are there, and gives them the servers' own values."""
+        """Waits until all weights are there, and gives them the servers' own values, if there are
+        such."""
+        self.wait()
 
     @abstractmethod
     def weigh(self, weight: float) -> None:
@@ -175,9 +176,10 @@ class Steps(ABC):
         """Goes on from the states that the script's optimizer has taken from a `state_dict`."""
 
     @property
-    @abstractmethod
     def takes_scaled_gradients(self) -> bool:
-        """Whether `step` unscales what torch's GradScaler has scaled, and not the scaler."""
+        """Whether `step` unscales what torch's GradScaler has scaled, and not the scaler, as most
+        optimizers have it."""
+        return bool(vars(self._optimizer).get("_step_supports_amp_scaling"))
 
 
 class CommonSteps(Steps):
