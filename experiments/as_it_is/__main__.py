@@ -7,6 +7,7 @@ step takes without a limit (M/C = 1)."""
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -25,6 +26,12 @@ HERE = Path(__file__).parent
 RANKS = 2
 STARTS_ITSELF = ("spawned",)
 """Scripts that start their ranks themselves."""
+NEEDS = {
+    "accelerated": ("accelerate",),
+    "lit": ("lightning",),
+    "trainer": ("transformers", "accelerate"),
+}
+"""By script, packages whose trainers it uses. It is left out where they are not installed."""
 MOST = 1e-5
 """By how much losses of 50 steps may differ, of their size: sums may have another order."""
 WARM_UP = 10
@@ -162,6 +169,10 @@ def main(arguments: List[str]) -> int:
         parser.error(f"{', '.join(STARTS_ITSELF)} starts both ranks itself, on one host")
     differs = 0
     for name in chosen:
+        needed = NEEDS.get(name, ())
+        if not all(importlib.util.find_spec(one) for one in needed):
+            print(f"{name:12} left out: pip install {' '.join(needed)}", flush=True)
+            continue
         said, is_right = compare(HERE / f"{name}.py", throttled, options.mbit)
         differs += not is_right
         print(f"{name:12} {said}{'' if is_right else '  <--'}", flush=True)

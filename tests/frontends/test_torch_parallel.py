@@ -118,6 +118,7 @@ def test_models_in_torch_s_wrapper_train_as_in_one_process() -> None:
         ("optimizers_are_found", {}),
         ("a_hook_rounds_gradients", {}),
         ("workers_update_by_the_setting", {"P3KV_UPDATES": "workers"}),
+        ("passes_add_up_as_the_script_says", {"P3KV_UPDATES": "workers"}),
     ],
 )
 def test_p3kv_run_trains_what_a_script_wraps(check: str, settings: Dict[str, str]) -> None:

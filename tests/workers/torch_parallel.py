@@ -57,6 +57,8 @@ def a_wrapper_is_torch_s() -> None:
     assert isinstance(model, nn.parallel.distributed.DistributedDataParallel)
     assert next(iter(model.state_dict())) == "module.0.weight"
     assert model.device_ids is None and model.process_group.size() == WORKERS
+    assert not model._get_ddp_logging_data().get("can_set_static_graph")
+    model.reducer.prepare_for_backward([])
     copied = copy.deepcopy(model)
     assert isinstance(copied, DDP)
     same(copied, model)
@@ -274,6 +276,9 @@ def gradients_are_used_before_a_step() -> None:
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
+    def clipped_as_scaled(model: nn.Module, _: Any, __: Any) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
     def none(*_: Any) -> None:
         pass
 
@@ -282,6 +287,8 @@ def gradients_are_used_before_a_step() -> None:
         (dropped, False, "workers"),
         (clipped, True, "workers"),
         (scaled, True, "servers"),
+        (clipped_as_scaled, True, "workers"),
+        (clipped_as_scaled, False, "servers"),
         (none, True, "servers"),
         (none, False, "servers"),
     ):
@@ -371,6 +378,133 @@ def gradients_are_used_from_a_later_step_on() -> None:
         assert gone() is None
         same(wrapped.module, twin)
         assert made.updates == "servers"
+
+
+def weights_are_written_between_steps() -> None:
+    """Loaded once, with the optimizer's states and without; clamped after each step, as a
+    Wasserstein GAN's critic; put aside for a while, as for an average of weights."""
+
+    def loaded(model: nn.Module, made: Any, step: int, kept: List[Any]) -> None:
+        if step == 2:
+            kept[:] = copy.deepcopy([model.state_dict(), made.state_dict()])
+        if step == 5:
+            model.load_state_dict(kept[0])
+
+    def loaded_with_states(model: nn.Module, made: Any, step: int, kept: List[Any]) -> None:
+        loaded(model, made, step, kept)
+        if step == 5:
+            made.load_state_dict(kept[1])
+
+    def clamped(model: nn.Module, _: Any, __: int, ___: Any) -> None:
+        for one in model.parameters():
+            one.data.clamp_(-0.2, 0.2)
+
+    def scaled(model: nn.Module, _: Any, step: int, __: Any) -> None:
+        with torch.no_grad():
+            for one in model.parameters():
+                one.mul_(0.9 if step > 1 else 1)
+
+    def put_aside(model: nn.Module, _: Any, step: int, kept: List[Any]) -> None:
+        kept[:] = [one.detach().clone() for one in model.parameters()]
+        with torch.no_grad():
+            for one, value in zip(model.parameters(), kept):
+                one.zero_()
+                one.copy_(value)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        for write, way in (
+            (loaded, "workers"),
+            (loaded_with_states, "workers"),
+            (clamped, "workers"),
+            (scaled, "workers"),
+            (put_aside, "servers"),
+        ):
+            wrapped = DDP(small().to(dtype))
+            twin = copy.deepcopy(wrapped.module)
+            made, alone = (torch.optim.AdamW(one.parameters(), lr=0.05) for one in (wrapped, twin))
+            kept: List[List[Any]] = [[], []]
+            for step in range(8):
+                made.zero_grad()
+                alone.zero_grad()
+
+                def loss(model: nn.Module, x: torch.Tensor, dtype: Any = dtype) -> torch.Tensor:
+                    return loss_of(model, x.to(dtype))
+
+                loss(wrapped, batch(step, dist.get_rank())).backward()
+                mean_of(twin, step, loss)
+                made.step()
+                alone.step()
+                write(wrapped.module, made, step, kept[0])
+                write(twin, alone, step, kept[1])
+            if dtype is torch.float32:  # servers keep weights in it
+                same(wrapped.module, twin)
+            ranks = [torch.empty_like(wrapped.module[0].weight) for _ in range(WORKERS)]
+            dist.all_gather(ranks, wrapped.module[0].weight.detach())
+            assert torch.equal(*ranks)
+            assert made.updates == way, (write, made.updates)
+
+
+def parameters_come_into_an_optimizer_later() -> None:
+    wrapped = DDP(small())
+    twin = copy.deepcopy(wrapped.module)
+    made, alone = sgd(wrapped.module[0]), sgd(twin[0])
+    for step in range(6):
+        if step == 3:
+            made.add_param_group({"params": wrapped.module[2].parameters(), "lr": 0.2})
+            alone.add_param_group({"params": twin[2].parameters(), "lr": 0.2})
+        wrapped.zero_grad()
+        twin.zero_grad()
+        loss_of(wrapped, batch(step, dist.get_rank())).backward()
+        mean_of(twin, step)
+        made.step()
+        alone.step()
+    same(wrapped.module, twin)
+
+
+def steps_take_closures() -> None:
+    """With the forward pass in them, as Lightning's; a schedule is made before, others clip."""
+    for clips in (False, True):
+        wrapped = DDP(small())
+        twin = copy.deepcopy(wrapped.module)
+        made, alone = sgd(wrapped), sgd(twin)
+        schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in (made, alone)]
+        for step in range(6):
+
+            def forward_and_back(
+                step: int = step, wrapped: Any = wrapped, made: Any = made, clips: bool = clips
+            ) -> Any:
+                loss = loss_of(wrapped, batch(step, dist.get_rank()))
+                made.zero_grad()
+                loss.backward()
+                if clips:
+                    nn.utils.clip_grad_norm_(wrapped.parameters(), 0.1)
+                return loss
+
+            assert made.step(closure=forward_and_back).grad_fn is not None
+            alone.zero_grad()
+            mean_of(twin, step)
+            if clips:
+                nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+            alone.step()
+            for one in schedules:
+                one.step()
+        same(wrapped.module, twin)
+        assert made.updates == "servers"
+
+
+def rates_change_between_backward_and_step() -> None:
+    wrapped = DDP(small())
+    twin = copy.deepcopy(wrapped.module)
+    made, alone = sgd(wrapped), sgd(twin)
+    for step in range(6):
+        made.zero_grad()
+        alone.zero_grad()
+        loss_of(wrapped, batch(step, dist.get_rank())).backward()
+        mean_of(twin, step)
+        for one in (made, alone):
+            one.param_groups[0]["lr"] = 0.02 * (step + 1)
+            one.step()
+    same(wrapped.module, twin)
 
 
 def a_step_is_clipped_by_torch_s_function() -> None:
@@ -490,6 +624,10 @@ CHECKS: List[Callable[[], None]] = [
     a_compiled_wrapper_trains,
     buffers_are_rank_0_s_or_each_its_own,
     gradients_are_used_before_a_step,
+    weights_are_written_between_steps,
+    parameters_come_into_an_optimizer_later,
+    steps_take_closures,
+    rates_change_between_backward_and_step,
     a_step_is_clipped_by_torch_s_function,
     what_it_can_t_train_is_refused,
     gradients_are_used_from_a_later_step_on,

@@ -124,7 +124,7 @@ class AverageSteps(CommonSteps):
             _log.warning(
                 "servers average gradients, and each worker's own optimizer steps: %s. Training is "
                 "right, and waits for gradients as with DistributedDataParallel. "
-                "p3kv.torch.Optimizer(..., updates='workers') says that this is meant",
+                "P3KV_UPDATES=workers, or updates='workers', says that this is meant",
                 why,
             )
 

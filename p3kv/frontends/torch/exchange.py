@@ -48,6 +48,7 @@ class Exchange:
         self._devices = devices
         self._own = own
         self._pushes = pushes
+        self._buckets = buckets
         self._every = [weight for bucket in buckets for weight in bucket.weights]
         self._written = Written(self._every)
         self._in_step = False
@@ -121,6 +122,10 @@ class Exchange:
             weight.leaving.on_use = self.on_use
             if self._order is not None:
                 self._order.append(weight)
+
+    def written(self) -> bool:
+        """Whether the script has written to a weight since the last step, as far as that shows."""
+        return self._written.shows(self._buckets)
 
     def note_order(self, weight: Weight) -> None:
         """A parameter's gradient is complete, which in the first step tells the order."""

@@ -449,7 +449,13 @@ def _copied(
 def watch_scalers() -> None:
     """Has torch's GradScaler leave gradients to the servers that have them, and always step there:
     they know whether gradients of any worker have overflowed, and drop the step then."""
+    scale = GradScaler.scale
     unscale, step = GradScaler._unscale_grads_, GradScaler._maybe_opt_step
+
+    @functools.wraps(scale)
+    def scale_and_note(self: Any, outputs: Any) -> Any:
+        ServerSteps.scaled += self.is_enabled()
+        return scale(self, outputs)
 
     @functools.wraps(unscale)
     def _unscale_grads_(
@@ -469,6 +475,7 @@ def watch_scalers() -> None:
             return optimizer.step(*given, **named)
         return step(self, optimizer, state, *given, **named)
 
+    GradScaler.scale = scale_and_note
     GradScaler._unscale_grads_ = _unscale_grads_
     GradScaler._maybe_opt_step = _maybe_opt_step
 

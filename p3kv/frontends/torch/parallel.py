@@ -24,6 +24,7 @@ from p3kv.frontends.torch.environment import take_rank
 from p3kv.frontends.torch.optimizer import Optimizer
 from p3kv.frontends.torch.passes import Passes
 from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS, WORKERS
+from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import parameters_of
 from p3kv.worker import this_process
 
@@ -129,7 +130,7 @@ class DistributedDataParallel(TorchParallel):
 
     def _ddp_init_helper(self, *arguments: Any, **named: Any) -> None:
         """torch's makes the reducer, which averages gradients."""
-        self.reducer = self.logger = None
+        self.reducer, self.logger = _Reducer(), None
         _ATTACHED.add(self)
         self._passing_sync_batchnorm_handle(self.module)
 
@@ -142,6 +143,24 @@ class DistributedDataParallel(TorchParallel):
 
     def _register_accum_grad_hook(self) -> None:
         """torch's averages gradients for its compiler."""
+
+    def _get_ddp_logging_data(self) -> Dict[str, Any]:
+        """torch's reducer has measured it."""
+        return {}
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """In how many steps torch's reducer measures."""
+
+
+class _Reducer:
+    """In place of torch's: what libraries tell it, such as Lightning, changes nothing."""
+
+    def prepare_for_forward(self) -> None: ...
+
+    def prepare_for_backward(self, outputs: List[torch.Tensor]) -> None: ...
+
+    def _rebuild_buckets(self) -> bool:
+        return False
 
 
 class WrappedOptimizer(Optimizer):
@@ -162,6 +181,8 @@ class WrappedOptimizer(Optimizer):
 
     def model_called(self, model: int, is_fed: bool, syncs: bool) -> None:
         """A model is called, as in `Passes.called`."""
+        if isinstance(self._steps, ServerSteps):
+            self._steps.give_way_if_changed()
         if self._passes.called(model, is_fed, syncs):
             self._steps.adds_up()
 
@@ -171,7 +192,8 @@ class WrappedOptimizer(Optimizer):
     def _syncs(self) -> bool:
         if not super()._syncs():
             return False
-        return self._passes.reached() if self.updates == SERVERS else self._passes.syncs
+        leaves = self._passes.reached()
+        return leaves if self.updates == SERVERS else self._passes.syncs
 
 
 class _Attached:
@@ -192,6 +214,7 @@ class _Attached:
     def note(self, optimizer: torch.optim.Optimizer) -> None:
         """The script has made an optimizer. Raises NotSupportedError for parameters in shards."""
         _refuse_shards(parameters_of(optimizer))
+        _attach_in_steps_of(type(optimizer))
         self._made.append(ref(optimizer))
         self._number += 1
 
@@ -202,20 +225,24 @@ class _Attached:
 
     def of(self, model: DistributedDataParallel) -> List[WrappedOptimizer]:
         """Optimizers that train parameters of a model, all of which are attached by then."""
-        if self._seen != self._number:
-            self._attach()
-            self._seen = self._number
+        self.attach()
         attached = [one() for one in self._of.get(model, ())]
         found = [one for one in attached if one is not None]
         if not found and not self._is_alone:
             self._check_trained(model)
         return found
 
-    def _attach(self) -> None:
+    def attach(self) -> None:
         """Attaches p3kv to each optimizer that has parameters of a model, the newest for each."""
         models = [*self._of]
-        if not self._trains_together(models):
+        if self._seen == self._number or not models:
             return
+        if self._trains_together(models):
+            self._attach(models)
+        self._seen = self._number  # what it refuses it refuses again
+
+    def _attach(self, models: List[DistributedDataParallel]) -> None:
+        """As `attach`, where there are other workers."""
         model_of: Dict[int, DistributedDataParallel] = {}
         for model in models:
             for parameter in model.own_parameters:
@@ -387,6 +414,26 @@ def _join_ours() -> None:
             leave(self, *raised)
 
     Join.__init__, Join.__enter__, Join.__exit__ = make_or_join, enter, exit_or_leave
+
+
+def _attach_in_steps_of(kind: Type[torch.optim.Optimizer]) -> None:
+    """Has p3kv be attached before the first step of a class's optimizers, where the forward pass is
+    in the closure: torch's step would go on with what p3kv trains."""
+    step = kind.step
+    if hasattr(step, "attaches") or issubclass(kind, Optimizer):
+        return
+
+    @functools.wraps(step)
+    def attach_and_step(optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any) -> Any:
+        if not isinstance(optimizer, Optimizer) and (arguments or named):
+            _ATTACHED.attach()
+            if isinstance(optimizer, Optimizer):
+                return optimizer.step(*arguments, **named)
+        return step(optimizer, *arguments, **named)
+
+    made: Any = attach_and_step
+    made.__wrapped__, made.attaches = getattr(step, "__wrapped__", step), True
+    kind.step = made
 
 
 def _new_parallel(kind: Type[TorchParallel], *arguments: Any, **named: Any) -> TorchParallel:

@@ -35,12 +35,13 @@ from p3kv.frontends.torch.optimizers.states import (
     ServerStates,
     exported,
     imported,
+    rounded,
     unrounded,
 )
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
-from p3kv.frontends.torch.steps import CommonSteps, evaluated
+from p3kv.frontends.torch.steps import CommonSteps, evaluated, parameters_of
 from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.asleep import Asleep
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
@@ -60,6 +61,8 @@ class ServerSteps(CommonSteps):
     optimizer and the mean of all workers' gradients."""
 
     updates = "servers"
+    scaled = 0
+    """How many losses GradScalers of this process have scaled."""
 
     def __init__(
         self,
@@ -105,16 +108,21 @@ class ServerSteps(CommonSteps):
         self._undecided: Optional[Gradients] = None
         """While the first step has not shown who updates the weights: what tells it of all
         workers."""
+        self._settings_then: List[Dict[str, Any]] = []
+        """Of the optimizer's groups, when the first gradient came."""
         self._seen: Dict[int, Leaving] = {}
         """By weight: gradients that leave in `step`, and would be means already if workers updated
         the weights. Until then their uses are seen."""
-        if may_give_way and self._may_give_way():
+        self._gives_way = may_give_way and self._may_give_way()
+        if self._gives_way:
             self._pushes.checks.new_optimizer(self._script_optimizer, None)
             self._undecided = Gradients(worker, own, shared.every)
             finish_after_backward()
         else:
             shared.resuming.set_optimizer(self._script_optimizer)
         self._hooks = Hooks(shared.buckets, self._ready)
+        self._unscaled = ServerSteps.scaled
+        """That number when gradients were known to be of no scaled loss."""
         self._has_left = False
         """Whether gradients of a step have left, and it has not ended."""
         self._expects_means = expects_means and worker.num_workers > 1
@@ -141,6 +149,8 @@ class ServerSteps(CommonSteps):
         syncs = self._syncs()
         bucket, weight = self._of[id(parameter)]
         end_past(parameter.grad)
+        if self._undecided is not None and not self._settings_then:
+            self._settings_then = self._settings()
         if self._seen:
             self._unsee(weight)
         if not syncs:
@@ -209,6 +219,28 @@ class ServerSteps(CommonSteps):
             )
         return False
 
+    def give_way_if_changed(self) -> None:
+        """Has workers update the weights from now on, where the script has written to one since the
+        last step, or has given the optimizer others: as with DistributedDataParallel, all workers
+        do the same. To be called before a forward pass."""
+        if not self._gives_way or self._undecided is not None or self._has_left or self._joined:
+            return
+        if len(parameters_of(self._optimizer)) > len(self._places):
+            why = "the script gives the optimizer more parameters"
+        elif self._shared.exchange.written():
+            why = "the script writes to weights"
+        else:
+            return
+        self._shared.check()
+        steps = AverageSteps.renewed(self, self._own, self._shared, self._syncs)
+        self._optimizer.state = rounded(self._optimizer.state)
+        self._give_way(steps)
+        steps.say_why(why)
+
+    def check_added(self, parameters: Any) -> None:
+        if not self._gives_way or self._undecided is not None:
+            super().check_added(parameters)
+
     @property
     def may_change(self) -> bool:
         """Whether workers may update the weights yet."""
@@ -267,8 +299,10 @@ class ServerSteps(CommonSteps):
         return steps
 
     def _change(self) -> str:
-        """Why the gradients of the step are not those that `backward` has computed; empty if they
-        are."""
+        """Why the step is not by the gradients that `backward` has computed, and the settings of
+        that time; empty if it is."""
+        if self._settings_then and self._settings() != self._settings_then:
+            return "the script changes the optimizer's param_groups between backward and step"
         for _, weight in self._of.values():
             leaving = weight.leaving or self._seen.get(id(weight))
             if leaving is not None:
@@ -277,9 +311,14 @@ class ServerSteps(CommonSteps):
                     return f"the gradient of '{weight.name}' {change} before step"
         return ""
 
+    def _settings(self) -> List[Dict[str, Any]]:
+        groups = self._optimizer.param_groups
+        return [{name: one[name] for name in one if name != "params"} for one in groups]
+
     def clip(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         self._shared.check()
-        steps = self._decided("")
+        is_scaled = self._unscaled != ServerSteps.scaled
+        steps = self._decided("the script clips scaled gradients" if is_scaled else "")
         if steps is not None:
             return steps.clip(max_norm, error_if_nonfinite)
         check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
@@ -336,6 +375,7 @@ class ServerSteps(CommonSteps):
         self._shared.push_buffers(None if self._joined is None else self._attendance)
         self._exchange.end_step()
         self._has_left = False
+        self._unscaled = ServerSteps.scaled
         self._pace.step_ended()
         self._states.step_ends(self._parameters.values())
 
@@ -407,7 +447,7 @@ class ServerSteps(CommonSteps):
             raise NotSupportedError(
                 "the optimizer's param_groups were changed between backward, when the first "
                 "gradient left, and step(): change learning rates before backward, or call the "
-                "scheduler after step()"
+                "scheduler after step(); or set P3KV_UPDATES=workers"
             )
         written = self._written_states()
         if written:
@@ -523,6 +563,7 @@ class ServerSteps(CommonSteps):
         every = self._parameters.values()
         if any(one.dtype is torch.float16 and one.grad is not None for one in every):
             raise ValueError("Attempting to unscale FP16 gradients.")  # as torch
+        self._unscaled = ServerSteps.scaled
         return self._clipping.unscale(factor)
 
     def _frozen(self) -> List[Unpushed]:

@@ -75,9 +75,11 @@ def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
         return name in BY_TENSOR
     if kind is getattr(torch.optim, name, None) and name in _REFUSED:
         raise NotSupportedError(f"servers can't run the optimizer {name}: {_REFUSED[name]}")
+    known = sorted({**BY_SLICE, **BY_TENSOR, **BY_ROWS})
+    called = f"{kind.__module__}.{name}" if name in known else name
     raise NotSupportedError(
-        f"servers can't run the optimizer {name}; they run torch.optim's own classes "
-        f"{', '.join(sorted({**BY_SLICE, **BY_TENSOR, **BY_ROWS}))}"
+        f"servers can't run the optimizer {called}; they run torch.optim's own classes "
+        f"{', '.join(known)}"
     )
 
 

@@ -173,5 +173,21 @@ def unrounded(
             )
 
 
+def rounded(states: Mapping[Any, Any]) -> DefaultDict[Any, Any]:
+    """States of parameters as torch's own optimizers have them, in half precision if these are."""
+    found: DefaultDict[Any, Any] = defaultdict(dict)
+    for one, state in states.items():
+        found[one] = state
+        if isinstance(one, torch.Tensor) and one.dtype in HALVES:
+            found[one] = {
+                key: value.to(one.dtype)
+                if isinstance(value, torch.Tensor) and key not in _SHARED
+                else value
+                for key, value in state.items()
+                if key != MASTER
+            }
+    return found
+
+
 def _widened(value: torch.Tensor) -> torch.Tensor:
     return value.float() if value.dtype in HALVES else value

@@ -11,7 +11,7 @@ import torch
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.tensors import array_of, bits
-from p3kv.frontends.torch.values.bucket import Weight
+from p3kv.frontends.torch.values.bucket import Bucket, Weight
 from p3kv.worker.saving.cuts import Unpushed
 
 _ALL_UNTIL_STEP = 3
@@ -51,6 +51,22 @@ class Written:
         """Whether what torch does not count is looked for in this step."""
         return weight is self._turn or self._compares_all
 
+    def shows(self, buckets: Sequence[Bucket]) -> bool:
+        """Whether the script has written to a weight, as far as that shows without a comparison of
+        all; waits for the values of those to which it may have."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for bucket in buckets:
+                for weight in bucket.weights:
+                    parameter = weight.parameter
+                    if not parameter.requires_grad:  # a frozen one is the script's own
+                        continue
+                    if weight.may_be_written() or parameter._version != weight.value_version:
+                        bucket.take(parameter)
+                        if is_written(weight):
+                            return True
+                        weight.value_version = parameter._version
+        return False
+
     def check(self, weight: Weight) -> None:
         """Raises NotSupportedError for a weight that has been written to; not while its next value
         is under way."""
@@ -75,7 +91,8 @@ def _refuse_other(
         raise NotSupportedError(
             f"the script has written to the weight '{weight.name}', and the next step would undo "
             "it: servers keep the weights from the moment at which p3kv.torch.Optimizer is made. "
-            "Load and initialise weights before, or make a new p3kv.torch.Optimizer afterwards"
+            "Load and initialise weights before, or make a new p3kv.torch.Optimizer afterwards; or "
+            "set P3KV_UPDATES=workers, by which each worker has its own"
         )
 
 
