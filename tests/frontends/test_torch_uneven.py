@@ -72,7 +72,7 @@ def test_an_absent_worker_is_in_the_sums_of_its_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "servers"), [("all", 2), ("present", 1), ("samples", 2), ("clipped", 2)]
+    ("how", "servers"), [("all", 2), ("present", 1), ("samples", 2), ("clipped", 2), ("scaled", 2)]
 )
 def test_a_worker_without_batches_is_absent_until_all_have_none(how: str, servers: int) -> None:
     """Also worker 0, and in an epoch of which a worker has no batch; of two optimizers at once."""

@@ -1,7 +1,8 @@
 """Workers have different numbers of batches in each epoch: the numbers of one process.
 
 Argument: by what the mean is divided: "all", "present", or "samples", where steps are clipped, too;
-"clipped" beside all; "refused", where a worker has no batch left.
+"clipped" beside all; "scaled" beside all, by a scaler of losses; "refused", where a worker has no
+batch left.
 """
 
 import p3kv.torch  # noqa: I001
@@ -17,6 +18,9 @@ from torch_refusals import refused
 
 HOW = sys.argv[1]
 CLIPS = HOW in ("clipped", "samples")
+SCALES = HOW == "scaled"
+OVERFLOWS = 6, 11
+"""Steps of which the last worker's loss is infinite, while others have no batch."""
 EPOCHS = [(3, 3, 3), (5, 2, 4), (1, 3, 3), (0, 2, 0), (2, 0, 1)]
 """By epoch and rank."""
 
@@ -55,41 +59,70 @@ def optimizers(net: Net) -> List[torch.optim.Optimizer]:
     ]
 
 
+class Scalers:
+    """One for each of two optimizers, which count alike."""
+
+    def __init__(self) -> None:
+        self._of = [
+            torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3, enabled=SCALES)
+            for _ in range(2)
+        ]
+
+    def scaled(self, value: torch.Tensor, step: int, is_last: bool) -> torch.Tensor:
+        self._of[1].scale(torch.zeros(()))
+        value = self._of[0].scale(value)
+        return value * float("inf") if SCALES and step in OVERFLOWS and is_last else value
+
+    def step(self, optimizers: List[Any]) -> None:
+        for scaler, optimizer in zip(self._of, optimizers):
+            scaler.step(optimizer)
+        for scaler in self._of:
+            scaler.update()
+
+    @property
+    def scales(self) -> List[float]:
+        return [one.get_scale() for one in self._of]
+
+
 def step_alone(
-    net: Net, alone: List[torch.optim.Optimizer], step: int, present: List[int], workers: int
+    net: Net,
+    alone: List[torch.optim.Optimizer],
+    scalers: Scalers,
+    step: int,
+    present: List[int],
+    workers: int,
 ) -> None:
     """The step of those that have a batch; the statistics are the first one's."""
     weights = [float(samples(step, one)) if HOW == "samples" else 1.0 for one in present]
-    divisor = workers if HOW in ("all", "clipped") else sum(weights)
+    divisor = workers if HOW in ("all", "clipped", "scaled") else sum(weights)
     net.zero_grad()
     before = copy.deepcopy(net.norm.state_dict())
     after: Optional[dict] = None
     for weight, rank in zip(weights, present):
         net.norm.load_state_dict({**net.norm.state_dict(), **buffers(before)})
-        (loss(net, step, rank) * weight / divisor).backward()
+        value = loss(net, step, rank) * weight / divisor
+        scalers.scaled(value, step, rank == present[-1]).backward()
         after = after or copy.deepcopy(net.norm.state_dict())
     assert after is not None
     net.norm.load_state_dict({**net.norm.state_dict(), **buffers(after)})
     if CLIPS:
         nn.utils.clip_grad_norm_(alone[1].param_groups[0]["params"], 0.05)
-    for optimizer in alone:
-        optimizer.step()
+    scalers.step(alone)
 
 
 def buffers(state: dict) -> dict:
     return {name: value for name, value in state.items() if "running" in name or "num_" in name}
 
 
-def train(net: Net, mine: List[Any], step: int, rank: int) -> None:
+def train(net: Net, mine: List[Any], scalers: Scalers, step: int, rank: int, is_last: bool) -> None:
     for optimizer in mine:
         optimizer.zero_grad()
         if HOW == "samples":
             optimizer.weigh(samples(step, rank))
-    loss(net, step, rank).backward()
+    scalers.scaled(loss(net, step, rank), step, is_last).backward()
     if CLIPS:
         mine[1].clip_grad_norm_(0.05)
-    for optimizer in mine:
-        optimizer.step()
+    scalers.step(mine)
 
 
 def same(net: Net, twin: Net) -> None:
@@ -102,7 +135,8 @@ def main() -> None:
     twin.load_state_dict(copy.deepcopy(net.state_dict()))
     mine, alone = [p3kv.torch.Optimizer(net, one) for one in optimizers(net)], optimizers(twin)
     rank, workers = mine[0].rank, mine[0].num_workers
-    counts = HOW in ("all", "clipped", "refused")
+    counts = HOW in ("all", "clipped", "scaled", "refused")
+    scalers, its = Scalers(), Scalers()
     first = 0
     for epoch, batches in enumerate(EPOCHS):
         with contextlib.ExitStack() as stack:
@@ -114,12 +148,16 @@ def main() -> None:
                     words = "use opt.join(divide_by_initial_world_size=False)"
                     refused(words, mine[0].weigh, 2, kind=ConfigError)
             for step in range(first, first + batches[rank]):
-                train(net, mine, step, rank)
+                present = [one for one, number in enumerate(batches) if step - first < number]
+                train(net, mine, scalers, step, rank, rank == present[-1])
         for step in range(first, first + max(batches)):
             present = [one for one, number in enumerate(batches) if step - first < number]
-            step_alone(twin, alone, step, present, workers)
+            step_alone(twin, alone, its, step, present, workers)
         same(net, twin)
+        assert scalers.scales == its.scales, (epoch, scalers.scales, its.scales)
         first += max(batches)
+    if SCALES:
+        assert scalers.scales[0] not in (1.0, 1024.0)
     if HOW == "present":
         with mine[0].join(), mine[1].join():  # which steps that were not weighed allow
             pass

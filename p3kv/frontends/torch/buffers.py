@@ -7,18 +7,7 @@ import logging
 import threading
 from concurrent.futures import Future
 from functools import partial
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    Iterable,
-    List,
-    Optional,
-    Protocol,
-    Set,
-    Tuple,
-    Union,
-)
+from typing import Any, Callable, Collection, Iterable, List, Optional, Protocol, Set, Tuple, Union
 from weakref import WeakSet
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by name then

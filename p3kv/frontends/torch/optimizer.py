@@ -463,7 +463,7 @@ def watch_scalers() -> None:
     ) -> Dict[torch.device, torch.Tensor]:
         steps = getattr(optimizer, "_steps", None)
         if isinstance(steps, ServerSteps) and steps.stays():
-            return {inv_scale.device: steps.unscale(float(inv_scale))}
+            return {inv_scale.device: steps.unscale(self, float(inv_scale))}
         found: Dict[torch.device, torch.Tensor] = unscale(
             self, optimizer, inv_scale, *others, **named
         )

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    Optional,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
@@ -54,6 +48,9 @@ from p3kv.worker.saving.cuts import Unpushed
 
 _READ_NOTHING = {"zero_", "_foreach_zero_", "detach_", "requires_grad_"}
 """Functions by which scripts zero a gradient."""
+
+
+_SCALED_BY: WeakKeyDictionary[GradScaler, WeakSet[ServerSteps]] = WeakKeyDictionary()
 
 
 class ServerSteps(CommonSteps):
@@ -123,6 +120,8 @@ class ServerSteps(CommonSteps):
         self._hooks = Hooks(shared.buckets, self._ready)
         self._unscaled = ServerSteps.scaled
         """That number when gradients were known to be of no scaled loss."""
+        self._scaler: Callable[[], Optional[GradScaler]] = lambda: None
+        """That of the script's losses."""
         self._has_left = False
         """Whether gradients of a step have left, and it has not ended."""
         self._expects_means = expects_means and worker.num_workers > 1
@@ -411,7 +410,17 @@ class ServerSteps(CommonSteps):
         assert self._joined is not None
         self._exchange.weigh(1.0 if self._joined.counts_absent else 0.0, adds=False)
         self._shared.check()
+        scaler = self._scaler()
+        if scaler is None:
+            self._end_step(is_absent=True)
+            return
+        scale = scaler._scale
+        assert scale is not None
+        overflow = self._clipping.unscale(float(scale.double().reciprocal().float()))
         self._end_step(is_absent=True)
+        state = scaler._per_optimizer_states[id(self._optimizer)]
+        state["found_inf_per_device"] = {scale.device: overflow}
+        scaler.update()  # as the others' scripts do
 
     def _begin(self, is_absent: bool = False) -> None:
         """To be called before gradients leave: the servers get what the script has changed in the
@@ -549,16 +558,19 @@ class ServerSteps(CommonSteps):
 
     takes_scaled_gradients = False  # the scaler asks `unscale`
 
-    def unscale(self, factor: float) -> torch.Tensor:
+    def unscale(self, scaler: GradScaler, factor: float) -> torch.Tensor:
         """Has servers multiply the gradients of the step by `factor`, and drop it where a sum of
         them is not finite; returns whether one is, 1.0 or 0.0, which is known after the step."""
         self._shared.check()
         check_all_stay(self._worker.settings, "a step of scaled gradients")
-        if self._joined is not None:
+        self._scaler = ref(scaler)
+        its = _SCALED_BY.setdefault(scaler, WeakSet())
+        its.add(self)
+        if self._joined is not None and len(its) > 1:
             raise NotSupportedError(
-                "GradScaler was called inside of opt.join(), and the scale of a worker without "
-                "batches would stay behind the others': train in bfloat16, which needs no scale, "
-                "or give all workers the same number of batches"
+                "a GradScaler of several optimizers was called inside of opt.join(), and a worker "
+                "without batches can't know of which its update() would come after: give each "
+                "optimizer a GradScaler of its own, or train in bfloat16, which needs no scale"
             )
         every = self._parameters.values()
         if any(one.dtype is torch.float16 and one.grad is not None for one in every):
