@@ -572,6 +572,7 @@ def uneven() -> None:
             assert mine.updates == "workers"
     with mine.join():
         refused("opt.skip_step() inside of opt.join()", skip_in_join, mine, net)
+        refused("was called inside of opt.join()", mine.add_param_group, {"params": []})
     torch.distributed.destroy_process_group()
 
 

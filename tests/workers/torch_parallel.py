@@ -232,6 +232,27 @@ def epochs_are_uneven() -> None:
     same(wrapped.module, twin)
 
 
+def models_of_one_optimizer_have_uneven_epochs() -> None:
+    halves = [nn.Linear(4, 8), nn.Linear(8, 2)]
+    wrapped = [DDP(one) for one in halves]
+    both, twin = nn.Sequential(*wrapped), nn.Sequential(*copy.deepcopy(halves))
+    twin.load_state_dict(
+        {name.replace("module.", ""): one for name, one in both.state_dict().items()}
+    )
+    made, alone = sgd(both), sgd(twin)
+    with Join(wrapped):
+        for step in range(4 - 2 * dist.get_rank()):
+            made.zero_grad()
+            loss_of(both, batch(step, dist.get_rank())).backward()
+            made.step()
+    for step in range(4):
+        alone.zero_grad()
+        for rank in range(WORKERS if step < 2 else 1):
+            (loss_of(twin, batch(step, rank)) / WORKERS).backward()
+        alone.step()
+    same(nn.Sequential(*halves), twin)
+
+
 def a_compiled_wrapper_trains() -> None:
     wrapped = DDP(small())
     twin = copy.deepcopy(wrapped.module)
@@ -621,6 +642,7 @@ CHECKS: List[Callable[[], None]] = [
     gradients_leave_during_backward,
     gradients_in_parts_leave_when_they_are_complete,
     epochs_are_uneven,
+    models_of_one_optimizer_have_uneven_epochs,
     a_compiled_wrapper_trains,
     buffers_are_rank_0_s_or_each_its_own,
     gradients_are_used_before_a_step,

@@ -146,6 +146,11 @@ class AverageSteps(CommonSteps):
 
     def check_added(self, parameters: Any) -> None:
         self._shared.check()
+        if self._joined is not None:
+            raise NotSupportedError(
+                "opt.add_param_group() was called inside of opt.join(), where a worker without "
+                "batches does not call it: call it between epochs"
+            )
 
     def added(self) -> None:
         """All parameters are shared anew, as the scheduler and the servers know a store's."""

@@ -96,7 +96,7 @@ def joined(optimizer: Owner, how: How) -> Iterator[None]:
     Where several optimizers have such epochs at once, who is at the end of all of them makes the
     absent steps of all: those of the others may wait for each other.
     """
-    if optimizer in _open:
+    if is_open(optimizer):
         raise NotSupportedError("opt.join() was called inside of opt.join(): leave the inner out")
     optimizer._steps.begin_epoch(how)
     _open.append(optimizer)
@@ -109,6 +109,11 @@ def joined(optimizer: Owner, how: How) -> Iterator[None]:
     if optimizer is _open[0]:
         every, _open[:] = [*_open], []
         _step_absent(every, how)
+
+
+def is_open(optimizer: object) -> bool:
+    """Whether an optimizer is in such an epoch."""
+    return optimizer in _open
 
 
 def _step_absent(every: List[Owner], how: How) -> None:

@@ -21,6 +21,7 @@ from p3kv import config
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import meet_alone, warn_alone
 from p3kv.frontends.torch.environment import take_rank
+from p3kv.frontends.torch.joining import is_open
 from p3kv.frontends.torch.optimizer import Optimizer
 from p3kv.frontends.torch.passes import Passes
 from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS, WORKERS
@@ -114,11 +115,11 @@ class DistributedDataParallel(TorchParallel):
         throw_on_early_termination: bool = False,
     ) -> Iterator[None]:
         """An epoch in which ranks may have different numbers of batches (`Optimizer.join`)."""
+        how = divide_by_initial_world_size, enable, throw_on_early_termination
         with ExitStack() as joined:
             for optimizer in _ATTACHED.of(self):
-                joined.enter_context(
-                    optimizer.join(divide_by_initial_world_size, enable, throw_on_early_termination)
-                )
+                if not is_open(optimizer):  # it may be that of another model, too
+                    joined.enter_context(optimizer.join(*how))
             yield
 
     @property

@@ -212,9 +212,9 @@ class ServerSteps(CommonSteps):
         if self._expects_means and function not in _READ_NOTHING:
             raise NotSupportedError(
                 f"the script uses the gradient of '{name}' ({function}), which is this worker's "
-                "own, and not the mean of all workers': it used none between backward and its "
-                "first step, and so servers update the weights. Set P3KV_UPDATES=workers, by which "
-                "it is the mean"
+                "own, and not the mean of all workers': servers update the weights, since it used "
+                "none between backward and its first step, or P3KV_UPDATES says so. Set "
+                "P3KV_UPDATES=workers, by which it is the mean"
             )
         return False
 
