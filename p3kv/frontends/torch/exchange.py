@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import Future
 from functools import partial
 from typing import Iterable, List, NoReturn, Optional, Sequence, Union
+from weakref import WeakMethod
 
 import torch
 
@@ -56,7 +57,7 @@ class Exchange:
         """By what this worker's gradients of the step count in the mean, and those of the next."""
         self._adds = self._next_adds = True
         """Whether these gradients leave."""
-        self.on_use: Optional[OnUse] = None
+        self.on_use: Optional[WeakMethod[OnUse]] = None
         """Told of each use of a gradient that the script makes."""
         self._enters = False
         """Whether weights are read unseen, and modules that have them wait when they are called."""

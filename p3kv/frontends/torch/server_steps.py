@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet, ref
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -127,7 +127,7 @@ class ServerSteps(CommonSteps):
         self._expects_means = expects_means and worker.num_workers > 1
         """Whether a use of this worker's own gradient is refused once servers update."""
         if self._expects_means or self.may_change:
-            self._exchange.on_use = self._used
+            self._exchange.on_use = WeakMethod(self._used)
         self._beginning = threading.Lock()
         """Backward passes have a thread for each device."""
         self._states = ServerStates(self._fetched_states)
@@ -178,7 +178,7 @@ class ServerSteps(CommonSteps):
         gradient = weight.parameter.grad
         assert gradient is not None
         seen = Leaving(weight.name, gradient, bucket.wait, keeps_copy=is_part(gradient))
-        seen.on_use = self._used
+        seen.on_use = self._exchange.on_use
         self._seen[id(weight)] = seen
 
     def _unsee(self, weight: Weight) -> Optional[Leaving]:
@@ -263,7 +263,8 @@ class ServerSteps(CommonSteps):
         seen = {id(weight): self._unsee(weight) for _, weight in self._of.values()}
         if not gradients.any_says(bool(why)):
             self._shared.resuming.set_optimizer(self._script_optimizer)
-            self._exchange.on_use = self._used if self._expects_means else None
+            if not self._expects_means:
+                self._exchange.on_use = None
             return None
         self._hooks.remove()
         dropped: List[torch.Tensor] = []

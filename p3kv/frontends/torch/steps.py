@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Dict,
-    List,
-    NoReturn,
-    Optional,
-    Sequence,
-    Union,
-    cast,
-)
+from typing import Any, Callable, ContextManager, Dict, List, NoReturn, Optional, Sequence, Union
 
 import torch
 
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError
-from p3kv.frontends.torch.joining import Attendance, How, Owner, joined
+from p3kv.frontends.torch.joining import Attendance, How, joined
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.optimizers.states import ServerStates
 from p3kv.frontends.torch.shares import Pace
@@ -210,7 +199,8 @@ class CommonSteps(Steps):
         return total
 
     def joined(self, how: How) -> ContextManager[None]:
-        return joined(cast(Owner, self._optimizer), how)  # it has been attached
+        attached: Any = self._optimizer
+        return joined(attached, how)
 
     @property
     def attendance(self) -> Attendance:

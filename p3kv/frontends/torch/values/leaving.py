@@ -7,7 +7,7 @@ it has left, a gradient is of the class of late tensors, as is whatever is made 
 from __future__ import annotations
 
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
-from weakref import WeakMethod, ref
+from weakref import ref
 
 import torch
 
@@ -85,7 +85,8 @@ class Leaving(Watcher):
         self.travels = False
         """Whether the network reads the gradient's own memory."""
         self._in_step, self._has_left, self._is_over = True, False, False
-        self.on_use: Optional[OnUse] = None
+        self.on_use: Optional[Callable[[], Optional[OnUse]]] = None
+        """What is told of uses, which may be gone."""
         end_past(gradient)
         if is_watched(gradient):  # that of another parameter, too
             self._copy = _copied(gradient)
@@ -150,7 +151,7 @@ class Leaving(Watcher):
 
     def take(self, tensor: Optional[torch.Tensor] = None) -> None:
         """Whoever has the gradient may do anything with it."""
-        if self.on_use is not None and tensor is not None and self.on_use(self._name, "data"):
+        if tensor is not None and self._used("data"):
             return
         if self._in_step:
             self._give("data")
@@ -159,7 +160,7 @@ class Leaving(Watcher):
 
     def read(self, tensor: torch.Tensor, function: Any) -> None:
         name = name_of(function)
-        if self.on_use is not None and self.on_use(self._name, name):
+        if self._used(name):
             return
         if gives_memory(function):
             if self._in_step:
@@ -217,8 +218,12 @@ class Leaving(Watcher):
     def _ends(self) -> None:
         """The step is over, and the gradient has left."""
         if self.on_use is not None:
-            _Past(self, self._name, self.gradient, self.on_use)
+            pass_on(self, _Past(self.gradient, self._name, self.on_use), self.gradient)
         self._back()
+
+    def _used(self, function: str) -> bool:
+        on_use = None if self.on_use is None else self.on_use()
+        return on_use is not None and on_use(self._name, function)
 
     def _back(self) -> None:
         unwatch(self, (self.gradient,))
@@ -226,15 +231,20 @@ class Leaving(Watcher):
             unwatch(self, [alias.tensor for alias in self._aliases])
 
 
-class _Past(Watcher):
+class _Past(ref, Watcher):
     """A worker's own gradient of a step that is over, as long as the script has it: uses of it are
     told still."""
 
-    def __init__(self, leaving: Leaving, name: str, gradient: torch.Tensor, on_use: OnUse) -> None:
-        self._name, self._id = name, id(gradient)
-        self._on_use = WeakMethod(on_use)
-        self._of = ref(gradient, self._gone)
-        pass_on(leaving, self, gradient)
+    __slots__ = ("_name", "_number", "_on_use")
+    __eq__, __hash__ = object.__eq__, object.__hash__  # and not those of the tensor
+
+    def __new__(cls, gradient: torch.Tensor, *_: Any) -> _Past:
+        return super().__new__(cls, gradient, _Past._gone)
+
+    def __init__(
+        self, gradient: torch.Tensor, name: str, on_use: Callable[[], Optional[OnUse]]
+    ) -> None:
+        self._name, self._number, self._on_use = name, id(gradient), on_use
 
     def take(self, tensor: Optional[torch.Tensor] = None) -> None:
         if tensor is not None:
@@ -248,8 +258,8 @@ class _Past(Watcher):
         if on_use is not None:
             on_use(self._name, function)
 
-    def _gone(self, _: Any) -> None:
-        forget(self, self._id)
+    def _gone(self) -> None:
+        forget(self, self._number)
 
 
 def end_past(gradient: torch.Tensor) -> None:
