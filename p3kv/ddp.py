@@ -2,25 +2,29 @@
 DistributedDataParallel, which p3kv trains.
 
 The script is what this module becomes, so that processes that it starts by `multiprocessing` import
-this module in its place, and train by p3kv, too.
+this module in its place, and train by p3kv, too. So do ranks that Lightning starts from it.
 """
 
 import importlib
 import io
+import os
 import sys
 
 from p3kv import config
 from p3kv.tools.commands import run
 
 if __name__ == "__main__":
-    if not sys.argv[1:]:
+    _given, _above = sys.argv[1:], config.script_above()
+    if _above and _given == _above[1:] and not (_given and os.path.isfile(_given[0])):
+        _given = _above  # the script's arguments alone, by which Lightning starts its other ranks
+    if not _given:
         sys.exit("usage: python -m p3kv.ddp SCRIPT [ARGS ...]")
-    if not run.prepare(sys.argv[1], sys.argv[2:]):
+    if not run.prepare(_given[0], _given[1:]):
         sys.exit(2)
-    config.note_script(sys.argv[0])
+    config.note_script(_given)
 if __name__ in ("__main__", "__mp_main__"):
     importlib.import_module("p3kv.torch.ddp")
-    __file__ = config.script_above()
+    __file__ = config.script_above()[0]
     with io.open_code(__file__) as _script:
         _code = compile(_script.read(), __file__, "exec")
     try:

@@ -38,7 +38,7 @@ __all__ = [
     "MAX_PATH_CHARS", "MAX_SLICE_ELEMS", "ROLES", "Launch", "Settings", "Tuned", "add_aliases",
     "apply_verbosity", "check_together", "configure", "current", "environment_of", "flag",
     "forget_rank", "launcher_store", "note_place", "note_script", "optimizer_modules", "plugins",
-    "root_host", "root_port", "script_above", "serves", "settle", "take_place", "told_of",
-    "trains_alone", "trial", "unknown_variables", "wants_colours", "wants_traceback",
+    "root_host", "root_port", "script_above", "serves", "settle", "take_place",
+    "told_of", "trains_alone", "trial", "unknown_variables", "wants_colours", "wants_traceback",
     "where_secret_is", "worker_above",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field
 from typing import List, Mapping, MutableMapping, Optional, Tuple
@@ -146,14 +147,15 @@ def note_place(launch: Launch, environ: MutableMapping[str, str] = os.environ) -
     environ[PLACE] = "\n".join([_this_process(), *_described(launch, environ)])
 
 
-def note_script(script: str, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Tell children of this process which script they belong to."""
-    environ[SCRIPT] = os.path.abspath(script)
+def note_script(command: List[str], environ: MutableMapping[str, str] = os.environ) -> None:
+    """Tell children of this process which script they belong to, and its arguments."""
+    environ[SCRIPT] = json.dumps([os.path.abspath(command[0]), *command[1:]])
 
 
-def script_above(environ: Mapping[str, str] = os.environ) -> str:
-    """The script that this process belongs to, as a child of its process."""
-    return environ[SCRIPT]
+def script_above(environ: Mapping[str, str] = os.environ) -> List[str]:
+    """The script that this process belongs to, as a child of its process, and its arguments."""
+    above: List[str] = json.loads(environ.get(SCRIPT, "[]"))
+    return above
 
 
 def worker_above(launch: Optional[Launch], environ: Mapping[str, str] = os.environ) -> str:

@@ -88,6 +88,19 @@ def test_a_script_that_starts_its_ranks_itself_trains_as_with_torch_s_own() -> N
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
+def test_a_script_that_starts_its_own_command_again_trains_as_with_torch_s_own() -> None:
+    with held_port() as holder:
+        command = [str(SCRIPTS / "torch_again.py"), str(holder.getsockname()[1])]
+        results = [
+            run_with_gloo([str(PYTHON), *how, *command], environment(P3KV_VERBOSE="1"), JOB_S)
+            for how in ((), ("-m", "p3kv.ddp"))
+        ]
+    expected, found = map(said, results)
+    assert len(expected) == 2 * 20
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert results[1].output.count("trained by p3kv: SGD, servers update") == 2
+
+
 def test_a_script_s_scaler_is_as_with_torch_s_own() -> None:
     """Losses and scales, with clipping and without, also where gradients of one rank overflow."""
     script = SCRIPTS / "torch_wrapped_scaler.py"

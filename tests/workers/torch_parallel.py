@@ -369,6 +369,7 @@ def gradients_are_used_from_a_later_step_on() -> None:
         lambda model: model.zero_grad(set_to_none=False),
         lambda model: [one.grad.zero_() for one in model.parameters()],
         lambda model: [setattr(one, "grad", None) for one in model.parameters()],
+        lambda model: model.cpu().zero_grad(),
     ]
     for loss, sets in ((at_once, none[:1]), (in_step, none[1:2]), (at_once, none), (in_step, none)):
         wrapped = DDP(small())

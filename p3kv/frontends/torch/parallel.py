@@ -149,14 +149,9 @@ class DistributedDataParallel(TorchParallel):
         """torch's reducer has measured it."""
         return {}
 
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """In how many steps torch's reducer measures."""
-
 
 class _Reducer:
     """In place of torch's: what libraries tell it, such as Lightning, changes nothing."""
-
-    def prepare_for_forward(self) -> None: ...
 
     def prepare_for_backward(self, outputs: List[torch.Tensor]) -> None: ...
 
@@ -375,6 +370,17 @@ def take_over() -> None:
         if issubclass(type(one), torch.optim.Optimizer):
             _ATTACHED.note(one)
     register_optimizer_step_pre_hook(_refuse_unattached)
+    apply = torch.nn.Module._apply
+
+    @functools.wraps(apply)
+    def apply_and_note(module: torch.nn.Module, *arguments: Any, **named: Any) -> Any:
+        ServerSteps.moving += 1
+        try:
+            return apply(module, *arguments, **named)
+        finally:
+            ServerSteps.moving -= 1
+
+    torch.nn.Module._apply = apply_and_note
     meet_alone()
     _join_ours()
 

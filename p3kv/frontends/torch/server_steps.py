@@ -60,6 +60,8 @@ class ServerSteps(CommonSteps):
     updates = "servers"
     scaled = 0
     """How many losses GradScalers of this process have scaled."""
+    moving = 0
+    """How many modules are moved or converted now, and their gradients with them."""
 
     def __init__(
         self,
@@ -205,7 +207,7 @@ class ServerSteps(CommonSteps):
         DistributedDataParallel.
 
         Raises NotSupportedError where the script would have the mean, and servers have it."""
-        if torch._C._current_graph_task_id() != -1:
+        if torch._C._current_graph_task_id() != -1 or ServerSteps.moving:
             return False
         if self.may_change:
             return self._decided("the script uses gradients between backward and step") is not None

@@ -175,14 +175,11 @@ def unrounded(
 
 def rounded(states: Mapping[Any, Any]) -> DefaultDict[Any, Any]:
     """States of parameters as torch's own optimizers have them, in half precision if these are."""
-    found: DefaultDict[Any, Any] = defaultdict(dict)
+    found = defaultdict(dict, states)
     for one, state in states.items():
-        found[one] = state
         if isinstance(one, torch.Tensor) and one.dtype in HALVES:
             found[one] = {
-                key: value.to(one.dtype)
-                if isinstance(value, torch.Tensor) and key not in _SHARED
-                else value
+                key: value if key in _SHARED or not hasattr(value, "to") else value.to(one.dtype)
                 for key, value in state.items()
                 if key != MASTER
             }
