@@ -484,8 +484,16 @@ def parameters_come_into_an_optimizer_later() -> None:
 
 
 def steps_take_closures() -> None:
-    """With the forward pass in them, as Lightning's; a schedule is made before, others clip."""
-    for clips in (False, True):
+    """With the forward pass in them, as Lightning's; a schedule is made before, others clip. In
+    some workers update from then on."""
+
+    def clip(how: str, model: nn.Module) -> None:
+        if how == "norm":
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        if how == "value":
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+
+    for clips in ("", "norm", "value", "writes"):
         wrapped = DDP(small())
         twin = copy.deepcopy(wrapped.module)
         made, alone = sgd(wrapped), sgd(twin)
@@ -493,25 +501,27 @@ def steps_take_closures() -> None:
         for step in range(6):
 
             def forward_and_back(
-                step: int = step, wrapped: Any = wrapped, made: Any = made, clips: bool = clips
+                step: int = step, wrapped: Any = wrapped, made: Any = made, clips: str = clips
             ) -> Any:
                 loss = loss_of(wrapped, batch(step, dist.get_rank()))
                 made.zero_grad()
                 loss.backward()
-                if clips:
-                    nn.utils.clip_grad_norm_(wrapped.parameters(), 0.1)
+                clip(clips, wrapped)
                 return loss
 
             assert made.step(closure=forward_and_back).grad_fn is not None
             alone.zero_grad()
             mean_of(twin, step)
-            if clips:
-                nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+            clip(clips, twin)
             alone.step()
+            if clips == "writes" and step == 2:
+                for model in (wrapped, twin):
+                    with torch.no_grad():
+                        next(iter(model.parameters())).mul_(0.5)
             for one in schedules:
                 one.step()
         same(wrapped.module, twin)
-        assert made.updates == "servers"
+        assert made.updates == ("workers" if clips in ("value", "writes") else "servers")
 
 
 def rates_change_between_backward_and_step() -> None:

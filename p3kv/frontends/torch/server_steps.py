@@ -345,13 +345,14 @@ class ServerSteps(CommonSteps):
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
         loss = evaluated(closure)
-        self._shared.check()
-        if self._undecided is not None:
-            steps = self._decided(self._change())
-            if steps is not None:
-                steps.step(None)
-                return loss
-        self._end_step()
+        steps = vars(self._optimizer)["_steps"]
+        if steps is self:
+            self._shared.check()
+            steps = self._decided(self._change()) if self.may_change else None
+        if steps is not None:  # since the closure, or from now on
+            steps.step(None)
+        else:
+            self._end_step()
         return loss
 
     def _end_step(self, is_absent: bool = False) -> None:
