@@ -110,6 +110,28 @@ def optimizers_are_found() -> None:
         assert all(isinstance(one, p3kv.torch.Optimizer) for one in made)
 
 
+def gradients_of_no_optimizer_are_means() -> None:
+    """A script may use them, as where it clips by the norm of the whole model's gradients."""
+    wrapped = DDP(small())
+    twin = copy.deepcopy(wrapped.module)
+    made: List[Any] = [sgd(wrapped.module[2])]
+    alone: List[Any] = [sgd(twin[2])]
+    for step in range(8):
+        if step == 4:
+            made.append(torch.optim.Adam(wrapped.module[0].parameters()))
+            alone.append(torch.optim.Adam(twin[0].parameters()))
+        for one in (wrapped, twin):
+            one.zero_grad()
+        loss_of(wrapped, batch(step, dist.get_rank())).backward()
+        mean_of(twin, step)
+        norms = [nn.utils.clip_grad_norm_(one.parameters(), 0.05) for one in (wrapped, twin)]
+        torch.testing.assert_close(*norms)
+        for one in (*made, *alone):
+            one.step()
+    same(wrapped.module, twin)
+    assert [one.updates for one in made] == ["workers"] * 2
+
+
 def passes_add_up_as_the_script_says() -> None:
     """By `no_sync`, around the forward pass as torch has it; by the attribute; and without."""
     for how in ("no_sync", "attribute", "neither"):
@@ -648,6 +670,7 @@ def workers_update_by_the_setting() -> None:
 CHECKS: List[Callable[[], None]] = [
     a_wrapper_is_torch_s,
     optimizers_are_found,
+    gradients_of_no_optimizer_are_means,
     passes_add_up_as_the_script_says,
     losses_reach_other_models,
     gradients_leave_during_backward,

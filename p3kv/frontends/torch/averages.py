@@ -154,8 +154,11 @@ class AverageSteps(CommonSteps):
 
     def added(self) -> None:
         """All parameters are shared anew, as the scheduler and the servers know a store's."""
-        if len(parameters_of(self._optimizer)) == len(self._places):
-            return
+        if len(parameters_of(self._optimizer)) > len(self._places):
+            self.share_anew()
+
+    def share_anew(self) -> None:
+        """Has the gradients be means of all parameters that are to have them now."""
         steps = AverageSteps.renewed(self, self._own, self._shared, self._syncs)
         steps.why, steps._pace = self.why, self._pace
         if self._pass.weight != 1.0:
@@ -224,7 +227,7 @@ class AverageSteps(CommonSteps):
 
     def step_absent(self) -> None:
         assert self._joined is not None
-        every = [*self._parameters.values()]
+        every = self._shared.weights
         before = [one.grad for one in every]
         for one in every:
             one.grad = None

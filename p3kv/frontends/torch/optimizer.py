@@ -66,6 +66,8 @@ class Optimizer(torch.optim.Optimizer):
     _resumed_steps = 0
     _expects_means = False
     """Whether the script takes `p.grad` for the mean of all workers'."""
+    _orphans: List[torch.nn.Parameter] = []  # noqa: RUF012  never changed in place
+    """Parameters of its models that no optimizer has: their gradients are to be means, too."""
     _adds_up = False
     """Whether gradients add up, and do not leave: in `no_sync`."""
 
@@ -166,7 +168,8 @@ class Optimizer(torch.optim.Optimizer):
                     "themselves: leave out updates=, or use another rule"
                 )
             return LocalSteps(client, model, self, buffers)
-        why = _why_servers_can_t(model, self) if updates is None else None
+        averages = own.rule.waits_for_each_round and not own.is_saved
+        why = _why_servers_can_t(model, self, averages) if updates is None else None
         if updates != WORKERS and why is None:
             return ServerSteps(
                 client, model, self, buffers, self._syncs, self._may_leave, updates is None,
@@ -405,9 +408,12 @@ class Optimizer(torch.optim.Optimizer):
         return not self._adds_up
 
 
-def _why_servers_can_t(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Optional[str]:
+def _why_servers_can_t(
+    model: torch.nn.Module, optimizer: Optimizer, averages: bool
+) -> Optional[str]:
     """Why servers can't update an optimizer's parameters, where each worker's own can; None where
-    they can, as far as the optimizer and the model show."""
+    they can, as far as the optimizer and the model show. `averages`: whether servers could average
+    gradients by the job's settings."""
     try:
         plain(optimizer, {}, 0, 1)
         check_rows(optimizer, sparse_weights(model, optimizer))
@@ -415,7 +421,16 @@ def _why_servers_can_t(model: torch.nn.Module, optimizer: torch.optim.Optimizer)
         return str(error)
     every = parameters_of(optimizer)
     dtype = next((one.dtype for one in every if one.is_complex() and one.requires_grad), None)
-    return None if dtype is None else f"servers can't update parameters of {dtype}"
+    if dtype is not None:
+        return f"servers can't update parameters of {dtype}"
+    orphans = optimizer._orphans if averages else []
+    if orphans:
+        return (
+            f"{len(orphans)} parameters of the model have gradients and no optimizer, such as one "
+            f"of shape {tuple(orphans[0].shape)}, and DistributedDataParallel averages these, too "
+            "(requires_grad_(False) leaves them out)"
+        )
+    return None
 
 
 _classes: Dict[Any, Any] = {}

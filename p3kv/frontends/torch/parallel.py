@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from p3kv import config
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import meet_alone, warn_alone
+from p3kv.frontends.torch.averages import AverageSteps
 from p3kv.frontends.torch.environment import take_rank
 from p3kv.frontends.torch.joining import is_open
 from p3kv.frontends.torch.optimizer import Optimizer
@@ -175,6 +176,16 @@ class WrappedOptimizer(Optimizer):
 
     step._wrapped_by_lr_sched = True
 
+    def without(self, taken: Set[int]) -> Set[int]:
+        """Leaves to others the parameters that no optimizer had and they have now; returns the ids
+        of those that it still sees to."""
+        left = [one for one in self._orphans if id(one) not in taken]
+        if len(left) < len(self._orphans):
+            self._orphans = left
+            if isinstance(self._steps, AverageSteps):
+                self._steps.share_anew()
+        return {*map(id, left)}
+
     def model_called(self, model: int, is_fed: bool, syncs: bool) -> None:
         """A model is called, as in `Passes.called`."""
         if isinstance(self._steps, ServerSteps):
@@ -248,7 +259,7 @@ class _Attached:
                         f"{tuple(parameter.shape)} in common: wrap a module that has both"
                     )
         self._made = [one for one in self._made if one() is not None]
-        new: List[torch.optim.Optimizer] = []
+        found: List[torch.optim.Optimizer] = []
         taken: Set[int] = set()
         for reference in reversed(self._made):
             optimizer = reference()
@@ -267,14 +278,22 @@ class _Attached:
                     others[:] = [one for one in others if one is not reference]
                 continue
             taken |= own
+            found.insert(0, optimizer)
+        for optimizer in found:
+            if isinstance(optimizer, WrappedOptimizer):
+                taken |= optimizer.without(taken)
+        for optimizer in found:
             if not isinstance(optimizer, WrappedOptimizer):
-                new.append(optimizer)
-        for optimizer in reversed(new):
-            self._attach_one(optimizer, model_of)
+                self._attach_one(optimizer, model_of, taken)
 
     def _attach_one(
-        self, optimizer: torch.optim.Optimizer, model_of: Dict[int, DistributedDataParallel]
+        self,
+        optimizer: torch.optim.Optimizer,
+        model_of: Dict[int, DistributedDataParallel],
+        taken: Set[int],
     ) -> None:
+        """`taken`: the ids of parameters whose gradients others see to; those of its models' that
+        it sees to are added."""
         parameters = parameters_of(optimizer)
         models = list(dict.fromkeys(model_of[id(p)] for p in parameters if id(p) in model_of))
         own = [p for p in parameters if p.requires_grad and id(p) not in model_of]
@@ -286,6 +305,10 @@ class _Attached:
                 len(own),
                 tuple(own[0].shape),
             )
+        every = [one for model in models for one in model.own_parameters]
+        orphans = [one for one in every if one.requires_grad and id(one) not in taken]
+        taken.update(map(id, orphans))
+        vars(optimizer)["_orphans"] = orphans
         modules = [model.module for model in models]
         buffers = None if any(model.broadcast_buffers for model in models) else "own"
         attached = WrappedOptimizer(

@@ -11,7 +11,7 @@ import torch
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.optimizers.optimizer_settings import BY_ROWS, class_of
-from p3kv.frontends.torch.steps import parameters_of
+from p3kv.frontends.torch.steps import averaged, parameters_of
 from p3kv.frontends.torch.tensors import array_of
 from p3kv.frontends.torch.values.bucket import Bucket, Gathered, Weight
 from p3kv.frontends.torch.values.compiled import own_name
@@ -35,8 +35,9 @@ def sparse_weights(
     """
     names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
     takes_all = class_of(optimizer) is torch.optim.SparseAdam
-    of_optimizer = {id(one) for one in parameters_of(optimizer)}
-    tables = {id(one) for one in parameters_of(optimizer) if isinstance(one, TableWeight)}
+    every = parameters_of(optimizer) if by_servers else averaged(optimizer)
+    of_optimizer = {id(one) for one in every}
+    tables = {id(one) for one in every if isinstance(one, TableWeight)}
     by_rows = of_optimizer if takes_all else tables
     found = {at: names.get(at, "a parameter") for at in by_rows}
     for module in model.modules():

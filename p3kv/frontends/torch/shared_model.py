@@ -34,7 +34,7 @@ from p3kv.frontends.torch.refusals import (
     warn_of_replaced,
 )
 from p3kv.frontends.torch.rows import LAYOUT, RowsBucket, RowSums, counted
-from p3kv.frontends.torch.steps import Steps, parameters_of
+from p3kv.frontends.torch.steps import Steps, averaged, parameters_of
 from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
 from p3kv.frontends.torch.values.asleep import settle_all
@@ -64,7 +64,8 @@ class SharedModel:
         sparse: Mapping[int, str],
         by_servers: bool = True,
     ) -> None:
-        """Declares the parameters of `optimizer`. `buffers`: whose they are after each step, or
+        """Declares the parameters of `optimizer`, and where workers update them, others whose
+        gradients are to be means (`averaged`). `buffers`: whose they are after each step, or
         None for the rule's default. `whole`: servers update whole tensors, and not slices.
         `sparse`: by id, the names of parameters that travel by rows. `by_servers`: these update the
         parameters, or by `local` exchange them; else they average gradients.
@@ -265,10 +266,11 @@ class SharedModel:
         sparse: Mapping[int, str],
     ) -> List[Bucket]:
         names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
-        parameters = parameters_of(optimizer)
+        parameters = parameters_of(optimizer) if self._by_servers else averaged(optimizer)
         self._num_keys = len(parameters)
         joins = self._own.travels_as_it_is and not whole and self._own.rule.local is None
         groups = [at for at, group in enumerate(optimizer.param_groups) for _ in group["params"]]
+        groups += [0] * (len(parameters) - len(groups))
         order = {at: place for place, at in enumerate(names)}
         found: List[Joinable] = []
         for at, parameter in enumerate(parameters):

@@ -245,6 +245,14 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> List[torch.nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def averaged(optimizer: torch.optim.Optimizer) -> List[torch.nn.Parameter]:
+    """The parameters whose gradients are to be the means of all workers', where the optimizer's own
+    are: also those that its models have and no optimizer."""
+    own = parameters_of(optimizer)
+    known = {*map(id, own)}
+    return own + [one for one in getattr(optimizer, "_orphans", ()) if id(one) not in known]
+
+
 def own_step(optimizer: torch.optim.Optimizer, closure: Optional[Callable[[], Any]]) -> Any:
     """Makes a step as the script's optimizer does, without the hooks that run around p3kv's."""
     step = class_of(optimizer).step

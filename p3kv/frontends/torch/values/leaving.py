@@ -140,8 +140,10 @@ class Leaving(Watcher):
         self._has_left = True
         if self._in_step:
             return None
+        with torch._C.DisableTorchFunctionSubclass():
+            has_changed = self.travels and self._has_changed()
         self._ends()
-        if not self.travels or not self._has_changed():
+        if not has_changed:
             return None
         return NotSupportedError(
             f"the gradient of '{self._name}' was changed after opt.step(), while it was still "
