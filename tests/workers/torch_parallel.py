@@ -424,6 +424,32 @@ def gradients_are_used_from_a_later_step_on() -> None:
         assert made.updates == "servers"
 
 
+def unscaled_gradients_are_used_in_the_first_step() -> None:
+    """As clipped by value: of a scaler whose first scale overflows, and of one that does not."""
+    for scale in (2.0**127, 2.0**8):
+        wrapped = DDP(small())
+        twin = copy.deepcopy(wrapped.module)
+        made, alone = sgd(wrapped), sgd(twin)
+        scaler, own = (torch.amp.GradScaler("cpu", scale, growth_interval=3) for _ in range(2))
+
+        def scaled(model: nn.Module, x: torch.Tensor, own: Any = own) -> torch.Tensor:
+            return own.scale(1e3 * loss_of(model, x))
+
+        for step in range(8):
+            made.zero_grad()
+            alone.zero_grad()
+            scaled(wrapped, batch(step, dist.get_rank()), scaler).backward()
+            mean_of(twin, step, scaled)
+            for its, one, model in ((scaler, made, wrapped), (own, alone, twin)):
+                its.unscale_(one)
+                nn.utils.clip_grad_value_(model.parameters(), 0.01)
+                its.step(one)
+                its.update()
+            assert scaler.get_scale() == own.get_scale()
+        same(wrapped.module, twin)
+        assert made.updates == "workers"
+
+
 def weights_are_written_between_steps() -> None:
     """Loaded once, with the optimizer's states and without; clamped after each step, as a
     Wasserstein GAN's critic; put aside for a while, as for an average of weights."""
@@ -680,6 +706,7 @@ CHECKS: List[Callable[[], None]] = [
     a_compiled_wrapper_trains,
     buffers_are_rank_0_s_or_each_its_own,
     gradients_are_used_before_a_step,
+    unscaled_gradients_are_used_in_the_first_step,
     weights_are_written_between_steps,
     parameters_come_into_an_optimizer_later,
     steps_take_closures,

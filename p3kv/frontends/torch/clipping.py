@@ -128,9 +128,9 @@ class Clipping:
         self._outcomes.append(outcome)
         return outcome.tensor
 
-    def unscale(self, factor: float) -> torch.Tensor:
+    def unscale(self, factor: float, overflow: LateOverflow) -> None:
         """Has all gradients of the step be multiplied by `factor` before their norm counts, and the
-        step be dropped where a sum of them is not finite; returns 1.0 then, and else 0.0."""
+        step be dropped where a sum of them is not finite; `overflow` tells whether one is."""
         if self._is_clipped:
             raise NotSupportedError(
                 "opt.clip_grad_norm_() was called before scaler.step(), which unscales gradients "
@@ -140,9 +140,7 @@ class Clipping:
             self._check_dropping("GradScaler")
         self.begin("GradScaler")
         self._steps.factor, self._steps.drops_nonfinite = factor, True
-        overflow = LateOverflow("whether gradients have overflowed")
         self._outcomes.append(overflow)
-        return overflow.tensor
 
     def end_step(self) -> None:
         """To be called when all gradients of a step have left, held or not."""
@@ -216,6 +214,11 @@ class Late(Watcher):
         """Says by what it will be known."""
         assert of is not None
         self._of = of
+
+    def is_now(self, number: Any) -> None:
+        """Says what will be known by now."""
+        self._of = Future()
+        self._of.set_result(number)
 
     @property
     def is_known(self) -> bool:

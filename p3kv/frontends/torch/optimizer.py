@@ -476,17 +476,17 @@ def watch_scalers() -> None:
     def _unscale_grads_(
         self: Any, optimizer: Any, inv_scale: torch.Tensor, *others: Any, **named: Any
     ) -> Dict[torch.device, torch.Tensor]:
+        own = functools.partial(unscale, self, optimizer, inv_scale, *others, **named)
         steps = getattr(optimizer, "_steps", None)
-        if isinstance(steps, ServerSteps) and steps.stays():
-            return {inv_scale.device: steps.unscale(self, float(inv_scale))}
-        found: Dict[torch.device, torch.Tensor] = unscale(
-            self, optimizer, inv_scale, *others, **named
-        )
+        if isinstance(steps, ServerSteps):
+            return {inv_scale.device: steps.unscale(self, float(inv_scale), own)}
+        found: Dict[torch.device, torch.Tensor] = own()
         return found
 
     @functools.wraps(step)
     def _maybe_opt_step(self: Any, optimizer: Any, state: Any, *given: Any, **named: Any) -> Any:
-        if isinstance(getattr(optimizer, "_steps", None), ServerSteps):
+        steps = getattr(optimizer, "_steps", None)
+        if isinstance(steps, ServerSteps) and steps.stays():
             return optimizer.step(*given, **named)
         return step(self, optimizer, state, *given, **named)
 

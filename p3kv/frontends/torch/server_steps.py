@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import suppress
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet, ref
 
 import torch
@@ -18,7 +19,7 @@ from p3kv.frontends.torch.averages import (
     check_sums,
     finish_after_backward,
 )
-from p3kv.frontends.torch.clipping import NOT_FINITE, Clipping
+from p3kv.frontends.torch.clipping import NOT_FINITE, Clipping, LateOverflow
 from p3kv.frontends.torch.exchange import refuse_second
 from p3kv.frontends.torch.hooks import Hooks
 from p3kv.frontends.torch.joining import How
@@ -51,6 +52,14 @@ _READ_NOTHING = {"zero_", "_foreach_zero_", "detach_", "requires_grad_"}
 
 
 _SCALED_BY: WeakKeyDictionary[GradScaler, WeakSet[ServerSteps]] = WeakKeyDictionary()
+
+
+class Unscaling(NamedTuple):
+    """A scaler's call for the first step; as in `ServerSteps.unscale`."""
+
+    factor: float
+    by_torch: Callable[[], Mapping[Any, torch.Tensor]]
+    overflow: LateOverflow
 
 
 class ServerSteps(CommonSteps):
@@ -122,6 +131,8 @@ class ServerSteps(CommonSteps):
         self._hooks = Hooks(shared.buckets, self._ready)
         self._unscaled = ServerSteps.scaled
         """That number when gradients were known to be of no scaled loss."""
+        self._unscaling: Optional[Unscaling] = None
+        """In the first step, before it is decided who updates the weights: what unscales them."""
         self._scaler: Callable[[], Optional[GradScaler]] = lambda: None
         """That of the script's losses."""
         self._has_left = False
@@ -248,9 +259,8 @@ class ServerSteps(CommonSteps):
         return self._undecided is not None
 
     def stays(self) -> bool:
-        """The script does what servers do for it; returns whether they update the weights, which
-        other workers may deny in the first step."""
-        return self._decided("") is None
+        """The step is about to end; returns whether servers update the weights."""
+        return self._decided(self._change() if self.may_change else "") is None
 
     def _decided(
         self, why: str, is_over: bool = True, is_absent: bool = False
@@ -262,11 +272,14 @@ class ServerSteps(CommonSteps):
         gradients, self._undecided = self._undecided, None
         if gradients is None:
             return None
+        unscaling, self._unscaling = self._unscaling, None
         seen = {id(weight): self._unsee(weight) for _, weight in self._of.values()}
         if not gradients.any_says(bool(why)):
             self._shared.resuming.set_optimizer(self._script_optimizer)
             if not self._expects_means:
                 self._exchange.on_use = None
+            if unscaling is not None:
+                self._clipping.unscale(unscaling.factor, unscaling.overflow)
             return None
         self._hooks.remove()
         dropped: List[torch.Tensor] = []
@@ -298,6 +311,9 @@ class ServerSteps(CommonSteps):
             steps.exchange_now()
             for parameter in dropped:
                 parameter.grad = None
+            if unscaling is not None:
+                found = torch.stack([one.cpu() for one in unscaling.by_torch().values()])
+                unscaling.overflow.is_now(math.inf if found.any() else 0.0)
         return steps
 
     def _change(self) -> str:
@@ -420,10 +436,11 @@ class ServerSteps(CommonSteps):
             return
         scale = scaler._scale
         assert scale is not None
-        overflow = self._clipping.unscale(float(scale.double().reciprocal().float()))
+        overflow = LateOverflow("whether gradients have overflowed")
+        self._clipping.unscale(float(scale.double().reciprocal().float()), overflow)
         self._end_step(is_absent=True)
         state = scaler._per_optimizer_states[id(self._optimizer)]
-        state["found_inf_per_device"] = {scale.device: overflow}
+        state["found_inf_per_device"] = {scale.device: overflow.tensor}
         scaler.update()  # as the others' scripts do
 
     def _begin(self, is_absent: bool = False) -> None:
@@ -562,9 +579,12 @@ class ServerSteps(CommonSteps):
 
     takes_scaled_gradients = False  # the scaler asks `unscale`
 
-    def unscale(self, scaler: GradScaler, factor: float) -> torch.Tensor:
+    def unscale(
+        self, scaler: GradScaler, factor: float, by_torch: Callable[[], Mapping[Any, torch.Tensor]]
+    ) -> torch.Tensor:
         """Has servers multiply the gradients of the step by `factor`, and drop it where a sum of
-        them is not finite; returns whether one is, 1.0 or 0.0, which is known after the step."""
+        them is not finite; returns whether one is, 1.0 or 0.0, which is known after the step.
+        `by_torch` does so with means that are here, and returns the same by device."""
         self._shared.check()
         check_all_stay(self._worker.settings, "a step of scaled gradients")
         self._scaler = ref(scaler)
@@ -580,7 +600,12 @@ class ServerSteps(CommonSteps):
         if any(one.dtype is torch.float16 and one.grad is not None for one in every):
             raise ValueError("Attempting to unscale FP16 gradients.")  # as torch
         self._unscaled = ServerSteps.scaled
-        return self._clipping.unscale(factor)
+        overflow = LateOverflow("whether gradients have overflowed")
+        if self.may_change:  # the script may use gradients now
+            self._unscaling = Unscaling(factor, by_torch, overflow)
+        else:
+            self._clipping.unscale(factor, overflow)
+        return overflow.tensor
 
     def _frozen(self) -> List[Unpushed]:
         """Copies for a checkpoint of what servers do not have: frozen weights that the script has
