@@ -450,6 +450,24 @@ def unscaled_gradients_are_used_in_the_first_step() -> None:
         assert made.updates == "workers"
 
 
+def a_frozen_weight_keeps_a_gradient_of_zeros() -> None:
+    """And so the optimizer goes on with its moments."""
+    wrapped = DDP(small())
+    twin = copy.deepcopy(wrapped.module)
+    made, alone = (torch.optim.Adam(one.parameters()) for one in (wrapped, twin))
+    for step in range(9):
+        for model in (wrapped.module, twin):
+            model[0].requires_grad_(step < 3 or step > 6)
+        made.zero_grad(set_to_none=False)
+        alone.zero_grad(set_to_none=False)
+        loss_of(wrapped, batch(step, dist.get_rank())).backward()
+        mean_of(twin, step)
+        made.step()
+        alone.step()
+    same(wrapped.module, twin)
+    assert made.updates == "servers"
+
+
 def weights_are_written_between_steps() -> None:
     """Loaded once, with the optimizer's states and without; clamped after each step, as a
     Wasserstein GAN's critic; put aside for a while, as for an average of weights."""
@@ -707,6 +725,7 @@ CHECKS: List[Callable[[], None]] = [
     buffers_are_rank_0_s_or_each_its_own,
     gradients_are_used_before_a_step,
     unscaled_gradients_are_used_in_the_first_step,
+    a_frozen_weight_keeps_a_gradient_of_zeros,
     weights_are_written_between_steps,
     parameters_come_into_an_optimizer_later,
     steps_take_closures,

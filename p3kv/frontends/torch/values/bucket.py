@@ -278,8 +278,10 @@ class Bucket(Arriving):
     def is_complete(self) -> bool:
         """Whether all gradients are there that this step will bring, as far as is known."""
         for weight in self.weights:  # the first one's usually comes last
-            if weight.leaving is None and weight.parameter.requires_grad:
-                return False
+            if weight.leaving is None and (
+                weight.parameter.requires_grad or weight.parameter.grad is not None
+            ):
+                return False  # a frozen one's, which is zeroed in place, leaves in step
         return True
 
     def complete_with(self, last: Weight) -> None:
