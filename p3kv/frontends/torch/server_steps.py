@@ -135,6 +135,8 @@ class ServerSteps(CommonSteps):
         """In the first step, before it is decided who updates the weights: what unscales them."""
         self._scaler: Callable[[], Optional[GradScaler]] = lambda: None
         """That of the script's losses."""
+        self._overflow: Optional[LateOverflow] = None
+        """Of a step that this worker has made absent, until the scaler knows of it."""
         self._has_left = False
         """Whether gradients of a step have left, and it has not ended."""
         self._expects_means = expects_means and worker.num_workers > 1
@@ -430,18 +432,32 @@ class ServerSteps(CommonSteps):
         assert self._joined is not None
         self._exchange.weigh(1.0 if self._joined.counts_absent else 0.0, adds=False)
         self._shared.check()
+        self._update_scale()
         scaler = self._scaler()
-        if scaler is None:
-            self._end_step(is_absent=True)
-            return
-        scale = scaler._scale
-        assert scale is not None
-        overflow = LateOverflow("whether gradients have overflowed")
-        self._clipping.unscale(float(scale.double().reciprocal().float()), overflow)
+        if scaler is not None:
+            assert scaler._scale is not None
+            factor = float(scaler._scale.double().reciprocal().float())
+            self._overflow = LateOverflow("whether gradients have overflowed")
+            self._clipping.unscale(factor, self._overflow)
         self._end_step(is_absent=True)
+
+    def end_epoch(self, is_over: bool) -> None:
+        super().end_epoch(is_over)
+        if is_over:
+            self._update_scale()
+
+    def _update_scale(self) -> None:
+        """Has the scaler be as the others' scripts leave theirs after the last step that this
+        worker has made absent. Not at once, since this waits: workers may come to the steps of
+        several optimizers in different orders."""
+        overflow, self._overflow = self._overflow, None
+        scaler = self._scaler()
+        if overflow is None or scaler is None:
+            return
+        assert scaler._scale is not None
         state = scaler._per_optimizer_states[id(self._optimizer)]
-        state["found_inf_per_device"] = {scale.device: overflow.tensor}
-        scaler.update()  # as the others' scripts do
+        state["found_inf_per_device"] = {scaler._scale.device: overflow.tensor}
+        scaler.update()
 
     def _begin(self, is_absent: bool = False) -> None:
         """To be called before gradients leave: the servers get what the script has changed in the
