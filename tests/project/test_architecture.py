@@ -155,7 +155,7 @@ BUDGETS = {
     "common": (1420, 13),
     "config": (1240, 7),
     "consistency": (515, 4),
-    "frontends/torch": (9650, 53),
+    "frontends/torch": (9760, 53),
     "processes": (2400, 12),
     "report": (1350, 9),
     "scheduler": (2300, 9),
