@@ -13,6 +13,7 @@ from tests.jobs import environment, launch_command, output_of, run, start_on
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 
 CLOSE = 0.05
+MOST_BUSY = 0.2
 _ATTEMPTS = 3
 SETTINGS = {"P3KV_SUMMARY_EVERY": 1_000_000}  # only the verdict at the end
 NAMES = {
@@ -33,7 +34,11 @@ def told(output: str) -> List[Dict[str, Any]]:
 def check(one: Dict[str, Any], output: str) -> None:
     """A worker names the part that is the truth, with its share, and says no more than there is."""
     part, share = one["truth"]
-    assert one["shares"][part] == pytest.approx(share, abs=CLOSE), output
+    found, waits = one["shares"][part], one["shares"]["processor"]
+    if part != "processor":  # for which a step waits, too, where others keep the machine busy
+        assert waits < MOST_BUSY, output
+        found /= 1 - waits
+    assert found == pytest.approx(share, abs=CLOSE), output
     assert min(one["shares"].values()) >= 0
     assert sum(one["shares"].values()) == pytest.approx(1)
     stats = one["stats"]
