@@ -53,7 +53,7 @@ def a_value_is_written_while_its_parameter_becomes_late() -> None:
 
 def hooks_of_two_threads_begin_one_step() -> None:
     """As of a model on two devices, each of which torch gives a thread of backward's."""
-    first, second = (nn.Linear(4, 20_000, bias=False) for _ in range(2))  # not in a bucket
+    first, second = (nn.Linear(4, 100_000, bias=False) for _ in range(2))  # not in a bucket
     model = nn.ModuleList([first, second])
     optimizer = trained(model)
     pushes = optimizer._steps._shared.pushes

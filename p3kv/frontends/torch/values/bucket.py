@@ -33,9 +33,9 @@ from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import MAX_MEMBERS
 from p3kv.worker.transfers import OnSlice, WorkerKey
 
-_SMALL_ELEMS = 50_000
+_SMALL_ELEMS = 250_000
 """Larger parameters travel by themselves: what a frame costs is little beside what their copies
-would."""
+would. Links on which slices are as large as this are fast."""
 BY_SLICE_BYTES = 1 << 20
 """A parameter of so many bytes is written slice by slice: a reader then waits for the copy of the
 last slices, and not of all."""
