@@ -35,10 +35,11 @@ def check(one: Dict[str, Any], output: str) -> None:
     """A worker names the part that is the truth, with its share, and says no more than there is."""
     part, share = one["truth"]
     found, waits = one["shares"][part], one["shares"]["processor"]
-    if part != "processor":  # for which a step waits, too, where others keep the machine busy
-        assert waits < MOST_BUSY, output
-        found /= 1 - waits
-    assert found == pytest.approx(share, abs=CLOSE), output
+    if part == "processor":
+        waits = 0.0
+    assert waits < MOST_BUSY, output
+    # Where others keep the machine busy, a part of it is waiting for a free processor.
+    assert found - CLOSE <= share <= found + waits + CLOSE, output
     assert min(one["shares"].values()) >= 0
     assert sum(one["shares"].values()) == pytest.approx(1)
     stats = one["stats"]
