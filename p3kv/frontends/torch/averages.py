@@ -24,7 +24,7 @@ from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchS
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import RowSums, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
-from p3kv.frontends.torch.steps import CommonSteps, Steps, evaluated, own_step, parameters_of
+from p3kv.frontends.torch.steps import CommonSteps, evaluated, own_step, parameters_of
 from p3kv.frontends.torch.values.asleep import Asleep
 from p3kv.frontends.torch.values.bucket import Bucket, Gathered, Weight
 from p3kv.frontends.torch.values.tally import Tally
@@ -98,10 +98,11 @@ class AverageSteps(CommonSteps):
 
     @classmethod
     def renewed(
-        cls, before: Steps, own: WorkerStore, shared: SharedModel, syncs: Callable[[], bool]
+        cls, before: CommonSteps, shared: SharedModel, syncs: Callable[[], bool]
     ) -> AverageSteps:
-        """As `attached`, with a new store in place of one that has shared the parameters."""
-        client: Client[TorchScriptOptimizer] = Client("torch", TorchGoesOn, own.consistency)
+        """As `attached`, with a new store in place of that which has shared the parameters."""
+        rule = before._own.consistency
+        client: Client[TorchScriptOptimizer] = Client("torch", TorchGoesOn, rule)
         return cls.attached(client, before._model, before._optimizer, shared.chosen_buffers, syncs)
 
     def exchange_now(self) -> None:
@@ -159,7 +160,7 @@ class AverageSteps(CommonSteps):
 
     def share_anew(self) -> None:
         """Has the gradients be means of all parameters that are to have them now."""
-        steps = AverageSteps.renewed(self, self._own, self._shared, self._syncs)
+        steps = AverageSteps.renewed(self, self._shared, self._syncs)
         steps.why, steps._pace = self.why, self._pace
         if self._pass.weight != 1.0:
             steps.weigh(self._pass.weight)

@@ -278,8 +278,8 @@ class LateFlag(Late):
 class LateOverflow(Late):
     """Whether a sum of gradients is not finite, as a number, which torch's scalers want."""
 
-    def __init__(self, called: str) -> None:
-        super().__init__(torch.zeros((), device="cpu"), called)
+    def __init__(self) -> None:
+        super().__init__(torch.zeros((), device="cpu"), "whether gradients have overflowed")
 
     def _made_of(self, number: float) -> float:
         return float(not math.isfinite(number))

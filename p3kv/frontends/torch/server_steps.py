@@ -246,7 +246,7 @@ class ServerSteps(CommonSteps):
         else:
             return
         self._shared.check()
-        steps = AverageSteps.renewed(self, self._own, self._shared, self._syncs)
+        steps = AverageSteps.renewed(self, self._shared, self._syncs)
         self._optimizer.state = rounded(self._optimizer.state)
         self._give_way(steps)
         steps.say_why(why)
@@ -293,7 +293,7 @@ class ServerSteps(CommonSteps):
                     weight.parameter.grad = leaving.gradient
                     dropped.append(weight.parameter)
         if any(bucket.by_rows for bucket in self._shared.buckets):  # which sums have otherwise
-            steps = AverageSteps.renewed(self, self._own, self._shared, self._syncs)
+            steps = AverageSteps.renewed(self, self._shared, self._syncs)
         else:
             steps = AverageSteps(
                 self._client, self._model, self._optimizer, self._shared, gradients, self._syncs
@@ -437,7 +437,7 @@ class ServerSteps(CommonSteps):
         if scaler is not None:
             assert scaler._scale is not None
             factor = float(scaler._scale.double().reciprocal().float())
-            self._overflow = LateOverflow("whether gradients have overflowed")
+            self._overflow = LateOverflow()
             self._clipping.unscale(factor, self._overflow)
         self._end_step(is_absent=True)
 
@@ -616,7 +616,7 @@ class ServerSteps(CommonSteps):
         if any(one.dtype is torch.float16 and one.grad is not None for one in every):
             raise ValueError("Attempting to unscale FP16 gradients.")  # as torch
         self._unscaled = ServerSteps.scaled
-        overflow = LateOverflow("whether gradients have overflowed")
+        overflow = LateOverflow()
         if self.may_change:  # the script may use gradients now
             self._unscaling = Unscaling(factor, by_torch, overflow)
         else:
