@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 import traceback
+from contextlib import suppress
 from multiprocessing import util
 from types import TracebackType
 from typing import Any, Callable, Iterable, NoReturn, Optional, Tuple, Type
@@ -28,6 +29,10 @@ _look_again: Callable[[], None] = lambda: None  # noqa: E731
 _said_alone = False
 _exit_reason = ""
 """Why the script has failed, if it ends by `sys.exit`."""
+_raised = False
+"""Whether the script had been told of the job's failure when it ended."""
+_launched = False
+"""Whether `p3kv launch` supervises the job, and prints all that its processes say."""
 _libraries: Tuple[str, ...] = ("p3kv",)
 """Packages whose lines in a traceback are not the user's."""
 _advice_for: Callable[[BaseException], str] = lambda error: ""  # noqa: E731
@@ -35,6 +40,8 @@ _advice_for: Callable[[BaseException], str] = lambda error: ""  # noqa: E731
 
 _EARLY = 100
 """Priority of functions at the end of a child: before those of data loaders, which have none."""
+_LAST = -100
+"""And of what ends the process itself, after all of them."""
 _Hook = Callable[[Type[BaseException], BaseException, Optional[TracebackType]], Any]
 
 
@@ -48,13 +55,14 @@ def join(
     From now on `sys.exit` records its code for the other processes, and an error of p3kv's that the
     script does not catch is printed as one line.
     """
-    global _worker, _decided_in, _libraries, _advice_for
+    global _worker, _decided_in, _launched, _libraries, _advice_for
+    _launched = launch.launched
     _libraries = ("p3kv", *frameworks)
     _advice_for = advice_for
     _worker = Worker(launch, config.current(), _libraries)
     _decided_in = os.getpid()
     sys.exit = _exit
-    sys.excepthook = _one_line_hook(sys.excepthook, launch.launched)
+    sys.excepthook = _one_line_hook(sys.excepthook)
     at_end(leave)
 
 
@@ -138,8 +146,12 @@ def give_up_if_script_failed() -> bool:
     Transfers that are under way, or begin until `leave`, end with an error. Returns whether the
     script has failed.
     """
+    global _raised
     assert _worker is not None
-    _worker.script.has_ended = True
+    if not _worker.script.has_ended:
+        _worker.script.has_ended = True
+        failure = _worker.failure
+        _raised = failure is not None and failure.__traceback__ is not None
     error = getattr(sys, "last_value", None) or _ends_a_child()
     if error is not None:
         advice = _advice_for(error)
@@ -163,11 +175,25 @@ def _ends_a_child() -> Optional[BaseException]:
 
 
 def leave() -> None:
-    """At the end of the process: leaves the job."""
+    """At the end of the process: leaves the job. If that has failed, and the script has not seen
+    it, as where it reads no weights after its last step, the process says so and ends with 1."""
     assert _worker is not None
-    if not give_up_if_script_failed() and _worker.usable:
+    script_failed = give_up_if_script_failed()
+    if not script_failed and _worker.usable:
         trains_alone("or has not trained, since its script has never used p3kv")
-    _worker.close()
+    failure = _worker.close()
+    if failure is not None and not script_failed and not _raised:
+        _log.error("%s", _our_words(failure, None))
+        util.Finalize(None, _end_with_1, exitpriority=_LAST)
+
+
+def _end_with_1() -> None:
+    """Ends the process; by no other way can what Python calls at its end change its exit code."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it, or the script has closed it
+            stream.flush()
+    os._exit(1)
 
 
 _CODE: Any = vars(SystemExit)["code"]
@@ -210,12 +236,12 @@ def _note_exit(code: Any) -> None:
         _exit_reason = f"exit code 1: {' '.join(str(code).split())}"
 
 
-def _one_line_hook(previous: _Hook, launched: bool) -> _Hook:
+def _one_line_hook(previous: _Hook) -> _Hook:
     def show(
         kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
     ) -> None:
-        words = _our_words(error, trace, launched)
-        if launched and isinstance(error, KeyboardInterrupt):
+        words = _our_words(error, trace)
+        if _launched and isinstance(error, KeyboardInterrupt):
             # All workers get Ctrl-C at the same time.
             words = f"its script was interrupted{_place_in_script(trace)}"
         if words is None or config.wants_traceback():
@@ -226,9 +252,7 @@ def _one_line_hook(previous: _Hook, launched: bool) -> _Hook:
     return show
 
 
-def _our_words(
-    error: BaseException, trace: Optional[TracebackType], launched: bool
-) -> Optional[str]:
+def _our_words(error: BaseException, trace: Optional[TracebackType]) -> Optional[str]:
     """The one line for an error of p3kv's; None for any other error.
 
     The framework may raise the job's failure as an exception of its own.
@@ -239,7 +263,7 @@ def _our_words(
     if not isinstance(error, P3Error):
         return None
     if error.role is not None:
-        return error.brief if launched and error.brief else str(error)
+        return error.brief if _launched and error.brief else str(error)
     return f"{error}{_place_in_script(trace)}"
 
 

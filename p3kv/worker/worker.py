@@ -241,19 +241,19 @@ class Worker:
         if not self.started or not self.usable or self.settings.checkpoint_dir is None:
             return
         joined = self._joined
-        with suppress(P3Error):  # which `close` tells
+        with suppress(P3Error):  # which is told when the process ends
             due = joined.cuts.due_at_end()
             if due is not None and (self.rank == 0 or joined.cuts.of_all_workers):
                 cut = joined.cuts.cut(joined.steps.newest, due)
                 self._loop.call_soon(joined.checkpoints.add_last, cut)
 
-    def close(self) -> None:
+    def close(self) -> Optional[P3Error]:
         """Leaves the job, in order unless it has failed; all transfers must be done.
 
-        May be called twice.
+        Returns the failure that has left something of this worker's undone. May be called twice.
         """
         if self._closed:
-            return
+            return None
         if self.started and self.usable:
             self.script_ends()
             with suppress(P3Error):
@@ -265,6 +265,7 @@ class Worker:
                 if self.settings.checkpoint_dir is not None:
                     self._ask(self._joined.checkpoints.finish).result()
             self._reporting.end(self.rank)
+        failure = self._failure
         self._closed = True
         if self.started and self._failure is None:
             deadline = time.monotonic() + _CLOSE_S
@@ -277,6 +278,7 @@ class Worker:
                     if left_s <= 0 or not self._state_changed.wait(left_s):
                         break
         self._shut_down()
+        return failure
 
     @property
     def usable(self) -> bool:

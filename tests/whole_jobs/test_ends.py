@@ -21,11 +21,13 @@ from tests.jobs import (
     results,
     start_role,
 )
+from tests.torch_environment import NEEDS_TORCH, PYTHON
 
 
-def run_by_hand(how: str, steps: int) -> Dict[str, JobResult]:
-    """The job of `ends.py` in processes that nobody supervises."""
-    command = [sys.executable, str(SCRIPTS / "ends.py"), how, str(steps)]
+def run_by_hand(script: str, *arguments: object) -> Dict[str, JobResult]:
+    """A job of two workers in processes that nobody supervises."""
+    python = PYTHON if script.startswith("torch") else sys.executable
+    command = [python, str(SCRIPTS / script), *map(str, arguments)]
     start = time.monotonic()
     with held_port() as holder:
         port = holder.getsockname()[1]
@@ -52,7 +54,7 @@ def run_by_hand(how: str, steps: int) -> Dict[str, JobResult]:
 def test_a_script_that_ends_badly_while_backward_runs_ends_its_process_and_the_job(
     how: str, cause: str, steps: int
 ) -> None:
-    ended = run_by_hand(how, steps)
+    ended = run_by_hand("ends.py", how, steps)
     for name, result in ended.items():
         assert result.code != 0, f"{name}: {result.output}"
         if name != "worker 1":
@@ -60,10 +62,19 @@ def test_a_script_that_ends_badly_while_backward_runs_ends_its_process_and_the_j
 
 
 def test_a_script_that_ends_well_while_backward_runs_leaves_when_all_is_sent() -> None:
-    ended = run_by_hand("return", 2)
+    ended = run_by_hand("ends.py", "return", 2)
     for name, result in ended.items():
         assert result.code == 0, f"{name}: {result.output}"
         assert name[:6] != "worker" or "all is here" in result.output
+
+
+@pytest.mark.parametrize("script", ["ends.py", pytest.param("torch_ends.py", marks=NEEDS_TORCH)])
+def test_a_script_that_is_over_while_its_last_step_fails_for_another_says_so(script: str) -> None:
+    ended = run_by_hand(script, "other", 2)
+    for name, result in ended.items():
+        assert result.code == 1, f"{name}: {result.output}"
+        assert "ValueError: there is no such label" in result.output, f"{name}: {result.output}"
+    assert "trained" in ended["worker 1"].output
 
 
 @pytest.mark.alone

@@ -1,6 +1,7 @@
 """Worker 1 ends while its gradients are not ready yet, as argument 1 says; worker 0 trains on.
 
-Arguments: how (`raise`, `interrupt`, `exit` with code 3 or `return`), and the steps before it.
+Arguments: how (`raise`, `interrupt`, `exit` with code 3 or `return`), and the steps before it. With
+`other`, worker 1's script is over while its last step waits for worker 0, which fails.
 """
 
 import p3kv  # noqa: F401, I001
@@ -33,10 +34,16 @@ weights = [mx.nd.zeros((40, 50)) for _ in range(3)]
 gradients = [mx.nd.ones((40, 50)) for _ in range(3)]
 for key, weight in enumerate(weights):
     store.broadcast(key, weight, out=weight)
-for _ in range(steps + (how == "return" or 2 * (store.rank == 0))):
+for _ in range(steps + (how == "return" or 2 * (store.rank == (how == "other")))):
     for key in range(3):
         backward(gradients[key])
         store.pushpull(key, gradients[key], out=weights[key])
+if how == "other":
+    if store.rank == 1:
+        print("trained")
+        sys.exit()
+    mx.nd.waitall()
+    raise ValueError("there is no such label")
 if store.rank == 1:
     if how == "raise":
         raise ValueError("there is no such label")

@@ -1,0 +1,19 @@
+"""Worker 1's script is over while its last step waits for worker 0, which fails."""
+
+import sys
+
+import torch
+
+import p3kv.torch
+
+model = torch.nn.Linear(40, 50)
+optimizer = p3kv.torch.Optimizer(model, torch.optim.SGD(model.parameters(), 0.1))
+for _ in range(2 + optimizer.rank):
+    optimizer.zero_grad()
+    model(torch.ones(3, 40)).sum().backward()
+    optimizer.step()
+if optimizer.rank == 1:
+    print("trained")
+    sys.exit()
+optimizer.synchronize()
+raise ValueError("there is no such label")
