@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from types import FrameType
 from typing import List, Optional
 
@@ -103,10 +102,7 @@ def _end(code: int) -> None:
     """End a process that runs no script at once: taking its framework apart would take half a
     second, and the launcher waits for it."""
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it, or a plugin has closed it
-            stream.flush()
-    os._exit(code)
+    this_process.exit_with(code)
 
 
 def _warn_of_unknown(whose: str) -> None:

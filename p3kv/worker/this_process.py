@@ -30,7 +30,7 @@ _said_alone = False
 _exit_reason = ""
 """Why the script has failed, if it ends by `sys.exit`."""
 _raised = False
-"""Whether the script had been told of the job's failure when it ended."""
+"""Whether the job's failure had been raised in the script when that ended."""
 _launched = False
 """Whether `p3kv launch` supervises the job, and prints all that its processes say."""
 _libraries: Tuple[str, ...] = ("p3kv",)
@@ -184,16 +184,16 @@ def leave() -> None:
     failure = _worker.close()
     if failure is not None and not script_failed and not _raised:
         _log.error("%s", _our_words(failure, None))
-        util.Finalize(None, _end_with_1, exitpriority=_LAST)
+        util.Finalize(None, exit_with, [1], exitpriority=_LAST)
 
 
-def _end_with_1() -> None:
-    """Ends the process; by no other way can what Python calls at its end change its exit code."""
+def exit_with(code: int) -> NoReturn:
+    """Ends the process; by no other way can what Python calls at its end set its exit code."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it, or the script has closed it
+        with suppress(OSError, ValueError):  # nobody reads it, or it has been closed
             stream.flush()
-    os._exit(1)
+    os._exit(code)
 
 
 _CODE: Any = vars(SystemExit)["code"]

@@ -164,7 +164,7 @@ BUDGETS = {
     "tools": (4075, 22),
     "transport": (625, 4),
     "wire": (5490, 32),
-    "worker": (8540, 36),
+    "worker": (8552, 36),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
 beside it: raise a number only together with a reason."""
