@@ -9,6 +9,7 @@ python -m experiments.large_table
 from __future__ import annotations
 
 import statistics
+from tempfile import TemporaryDirectory
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import matplotlib.pyplot as plt
@@ -24,6 +25,8 @@ from experiments.emulation.systems import SYSTEMS
 HOSTS, COLUMNS, STEPS = 4, 128, 15
 LARGE_ROWS = 12 * 10**9 // (4 * COLUMNS)
 IDS = (256, 1024, 4096, 16_384)
+MORE_STEPS, MORE_IDS = 100, 4096
+"""Steps that begin with a checkpoint, and their batches."""
 _TIMEOUT_S = 1200.0
 _ABOUT = {
     "figure": f"seconds of a step by ids of each worker's batch, {HOSTS} workers and {HOSTS} "
@@ -32,7 +35,9 @@ _ABOUT = {
     "processors of one machine, links without a limit",
     "units": "step_s: of the slowest worker, by ids and whether the next batch's were named before "
     "backward; server_rss_mib: the most that a server has held, each page of whose table was "
-    "touched before; worker_grown_mib: by how much the most that a worker has held exceeds what it "
+    "touched before, also while it writes a checkpoint; checkpoint_s: until all servers have "
+    "written it; while_written_s: the steps that began with it, of 4096 ids, "
+    "asked; worker_grown_mib: by how much the most that a worker has held exceeds what it "
     "held before it made the table",
 }
 
@@ -47,8 +52,14 @@ def run(case: Case, steps: int = STEPS) -> Dict[str, Any]:
     """Trains once, on hosts of its own. Raises RunFailed."""
     worker = ["experiments.emulation.table_worker", str(case.rows), str(COLUMNS)]
     worker += ["--ids", *map(str, IDS), "--steps", str(steps)]
-    with Cluster(HOSTS) as cluster:
-        job = run_job(cluster, SYSTEMS["p3kv_torch"], worker, _TIMEOUT_S, {})
+    worker += ["--more", str(MORE_STEPS), str(MORE_IDS)]
+    with Cluster(HOSTS) as cluster, TemporaryDirectory(prefix="p3kv-table-") as folder:
+        settings = {
+            "P3KV_CHECKPOINT_DIR": folder,
+            "P3KV_CHECKPOINT_EVERY": 3 * len(IDS) * 2 * (steps + 2),  # after all that is timed
+        }
+        worker += ["--checkpoint", folder]
+        job = run_job(cluster, SYSTEMS["p3kv_torch"], worker, _TIMEOUT_S, settings)
     step_s: Dict[str, Dict[str, List[float]]] = {}
     for ids in IDS:
         for name, prefetches in (("asked", False), ("prefetched", True)):
@@ -59,6 +70,12 @@ def run(case: Case, steps: int = STEPS) -> Dict[str, Any]:
         "columns": COLUMNS,
         "hosts": HOSTS,
         "step_s": step_s,
+        "while_written_s": [
+            round(max(taken), 5) for taken in zip(*(end["while_written"] for end in job.ends))
+        ],
+        "checkpoint_s": round(
+            max(sum(end["while_written"]) + end["waited_s"] for end in job.ends), 1
+        ),
         "touched_s": round(max(end["touched_s"] for end in job.ends), 1),
         "server_rss_mib": job.server_rss_kib // 1024,
         "worker_grown_mib": max(end["grown_kib"] for end in job.ends) // 1024,
@@ -70,6 +87,7 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
     rows = []
     for count in sorted({run["rows"] for run in runs}, reverse=True):
         of = [run for run in runs if run["rows"] == count]
+        while_written = statistics.median(one for run in of for one in run["while_written_s"])
         for way in ("asked", "prefetched"):
             for ids in IDS:
                 taken = [one for run in of for one in run["step_s"][way][str(ids)]]
@@ -83,6 +101,8 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
                         "quartiles_s": [round(low, 5), round(high, 5)],
                         "server_rss_mib": max(run["server_rss_mib"] for run in of),
                         "worker_grown_mib": max(run["worker_grown_mib"] for run in of),
+                        "checkpoint_s": max(run["checkpoint_s"] for run in of),
+                        "while_written_s": round(while_written, 5),
                     }
                 )
     return rows
@@ -96,7 +116,9 @@ def table_text(table: Sequence[Mapping[str, Any]]) -> str:
         lines.append(
             f"{row['table_gb']:6.2f} GB {row['way']:10} {row['ids']:6} ids: "
             f"{row['step_s'] * 1e3:7.1f} ms ({low:.1f} to {high:.1f}), server "
-            f"{row['server_rss_mib']} MiB, worker +{row['worker_grown_mib']} MiB"
+            f"{row['server_rss_mib']} MiB, worker +{row['worker_grown_mib']} MiB; checkpoint "
+            f"{row['checkpoint_s']} s, steps of {MORE_IDS} ids meanwhile "
+            f"{row['while_written_s'] * 1e3:.1f} ms"
         )
     return "\n".join(lines)
 

@@ -6,6 +6,7 @@ are in the servers' memory, and one with the results.
 
 import p3kv.torch  # noqa: I001
 import argparse
+import os
 import time
 from typing import Dict, List
 
@@ -24,6 +25,8 @@ def main() -> None:
     parser.add_argument("shape", nargs=2, type=int)
     parser.add_argument("--ids", nargs="+", type=int)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--more", nargs=2, type=int)
+    parser.add_argument("--checkpoint")
     options = parser.parse_args()
     rows, columns = options.shape
     before_kib = rss_kib()
@@ -42,14 +45,26 @@ def main() -> None:
                 most_kib = max(most_kib, rss_kib())
                 if turn:
                     measured.setdefault(f"{ids} {prefetches}", []).extend(taken_s)
+    # Of the step before, servers write a checkpoint from now on.
+    steps, ids = options.more
+    while_written = _train(table, optimizer, ids, steps, False, 3)
+    began = time.perf_counter()
+    while not _written(options.checkpoint, optimizer.num_workers):
+        time.sleep(0.1)
     say(
         event="end",
+        while_written=while_written,
+        waited_s=time.perf_counter() - began,
         rank=optimizer.rank,
         measured=measured,
         touched_s=touched_s,
         stats=table.stats(),
         grown_kib=most_kib - before_kib,
     )
+
+
+def _written(folder: str, servers: int) -> bool:
+    return sum(name.endswith(".npz") for name in os.listdir(folder)) == servers
 
 
 def _touch(table: p3kv.torch.Embedding, optimizer: p3kv.torch.Optimizer, every: int) -> None:

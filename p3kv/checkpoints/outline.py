@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -173,17 +173,17 @@ class Outline(Message, frozen=True):
 
 
 class CutOfKey(NamedTuple):
-    """Value and state of a key in a process at a checkpoint. The arrays stay as they are."""
+    """Value and state of a key in a process at a checkpoint, to be written once."""
 
     outline: KeyOutline
-    value: List[np.ndarray]
-    """Consecutive parts."""
-    arrays: List[List[np.ndarray]]
+    value: Iterable[np.ndarray]
+    """Consecutive parts, which stay as they are."""
+    arrays: Sequence[Iterable[np.ndarray]]
     """As in the outline, each in consecutive parts."""
 
 
 class Contents(NamedTuple):
-    """Outline and arrays that are to be written into a file. The arrays stay as they are."""
+    """Outline and arrays that are to be written into a file, once. The arrays stay as they are."""
 
     keys: Sequence[CutOfKey]
     memories: Sequence[Sequence[np.ndarray]] = ()

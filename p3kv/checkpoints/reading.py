@@ -13,7 +13,8 @@ import struct
 import zipfile
 from collections import defaultdict
 from contextlib import ExitStack
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -49,30 +50,42 @@ class Stored(NamedTuple):
     dtype: np.dtype
 
 
+class StoredArray:
+    """An array in the files of a checkpoint, read when its elements are asked for."""
+
+    def __init__(self, parts: Sequence[OpenPart], arrays: Sequence[Stored]) -> None:
+        """`arrays`, of each of the `parts` one, in the order of the elements."""
+        self._parts = parts  # which stay open
+        self._arrays = arrays
+        self.size = sum(one.elems for one in arrays)
+        self.dtype = arrays[0].dtype
+
+    def __getitem__(self, elements: slice) -> np.ndarray:
+        """Consecutive elements. Raises CheckpointError where a file has been cut off."""
+        found = np.empty(elements.stop - elements.start, self.dtype)
+        first = 0
+        for one in self._arrays:
+            start, stop = max(elements.start, first), min(elements.stop, first + one.elems)
+            if start < stop:
+                memory = found[start - elements.start : stop - elements.start].view(np.uint8).data
+                _read_at(one.descriptor, memory, one.offset + (start - first) * one.dtype.itemsize)
+            first += one.elems
+        return found
+
+
 class StoredRows:
     """Rows of a key's value in the files of a checkpoint, read when they are asked for."""
 
-    def __init__(self, parts: Sequence[OpenPart], arrays: Sequence[Stored], row_elems: int) -> None:
-        """`arrays`, of each of the `parts` one, in the order of the rows."""
-        self._parts = parts  # which stay open
-        self._arrays = arrays
+    def __init__(self, elements: StoredArray, row_elems: int) -> None:
+        self._elements = elements
         self._row_elems = row_elems
-        self.rows = sum(one.elems for one in arrays) // row_elems
-        self.nbytes = sum(one.elems * one.dtype.itemsize for one in arrays)
+        self.rows = elements.size // row_elems
+        self.nbytes = elements.size * elements.dtype.itemsize
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Consecutive rows. Raises CheckpointError where a file has been cut off."""
-        found = np.empty((rows.stop - rows.start, self._row_elems), self._arrays[0].dtype)
-        first = 0
-        for one in self._arrays:
-            count = one.elems // self._row_elems
-            start, stop = max(rows.start, first), min(rows.stop, first + count)
-            if start < stop:
-                memory = found[start - rows.start : stop - rows.start].view(np.uint8).data.cast("B")
-                row_bytes = self._row_elems * one.dtype.itemsize
-                _read_at(one.descriptor, memory, one.offset + (start - first) * row_bytes)
-            first += count
-        return found
+        """Consecutive rows. Raises as `StoredArray`."""
+        each = self._row_elems
+        return self._elements[rows.start * each : rows.stop * each].reshape(-1, each)
 
 
 def _read_at(descriptor: int, memory: memoryview, offset: int) -> None:
@@ -236,7 +249,8 @@ _ADVICE = (
 class SavedState(NamedTuple):
     """The optimizer's state of a key on one server."""
 
-    elements: Dict[str, np.ndarray]
+    elements: Dict[str, Any]
+    """Arrays, or `StoredArray`s."""
     numbers: Dict[str, Any]
 
 
@@ -332,13 +346,25 @@ class Saved:
                 states.append(SavedState(arrays, of_server.numbers))
         return states
 
-    def rows(self, store: int, key: Key, row_elems: int) -> StoredRows:
-        """The value of a key of rows, left in the servers' files. Raises as `key`."""
+    def rows(self, store: int, key: Key, row_elems: int) -> Tuple[StoredRows, Optional[SavedState]]:
+        """The value of a key of rows and its state, left in the servers' files. Raises as `key`."""
         outline, places = self.outline(store, key), self._places[store, key]
         assert outline is not None
-        parts = [self._parts[server] for server, _ in outline.runs]
-        members = [value_member(places[server]) for server, _ in outline.runs]
-        return StoredRows(parts, [p.stored(m) for p, m in zip(parts, members)], row_elems)
+        parts = {place: self._parts[place] for place, _ in outline.runs}
+
+        def stored(name_of: Callable[[int], str]) -> StoredArray:
+            arrays = [part.stored(name_of(places[at])) for at, part in parts.items()]
+            return StoredArray(list(parts.values()), arrays)
+
+        rows = StoredRows(stored(value_member), row_elems)
+        first = next(part.outline.keys[places[at]] for at, part in parts.items())
+        if first.numbers is None:
+            return rows, None
+        elements = {
+            name: stored(partial(array_member, place=place))
+            for place, (name, _, _) in enumerate(first.arrays)
+        }
+        return rows, SavedState(elements, first.numbers)
 
     def _workers_value(self, places: Dict[int, int]) -> Optional[np.ndarray]:
         """Takes the place in worker rank 0's file out of `places`, and reads the value there."""

@@ -8,7 +8,7 @@ import threading
 import zipfile
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import IO, Callable, List, Optional, Sequence
+from typing import IO, Callable, Iterable, Optional, Sequence
 
 import numpy as np
 from numpy.lib import format as npy
@@ -79,28 +79,34 @@ def _write_archive(
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(_member(OUTLINE), encode(outline))
         for index, key in enumerate(contents.keys):
-            _write_array(archive, value_member(index), [_length(key.value)], key.value, wanted)
-            for place, (parts, (_, _, shape)) in enumerate(zip(key.arrays, key.outline.arrays)):
-                _write_array(archive, array_member(index, place), shape, parts, wanted)
+            of_key = key.outline
+            elems = sum(length for server, length in of_key.runs if server == outline.server)
+            name = value_member(index)
+            _write_array(archive, name, [elems], np.dtype(of_key.dtype), key.value, wanted)
+            for place, (parts, (_, dtype, shape)) in enumerate(zip(key.arrays, of_key.arrays)):
+                name = array_member(index, place)
+                _write_array(archive, name, shape, np.dtype(dtype), parts, wanted)
         for member, of_keys in (
             (memory_member, contents.memories),
             (trained_member, contents.trained),
         ):
             for index, arrays in enumerate(of_keys):
                 for place, array in enumerate(arrays):
-                    _write_array(archive, member(index, place), array.shape, [array], wanted)
+                    name = member(index, place)
+                    _write_array(archive, name, array.shape, array.dtype, [array], wanted)
 
 
 def _write_array(
     archive: zipfile.ZipFile,
     name: str,
     shape: Sequence[int],
-    parts: Sequence[np.ndarray],
+    dtype: np.dtype,
+    parts: Iterable[np.ndarray],
     wanted: Callable[[], bool],
 ) -> None:
     """Writes consecutive parts as one array."""
     described = {
-        "descr": npy.dtype_to_descr(parts[0].dtype), "fortran_order": False, "shape": tuple(shape)
+        "descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(shape)
     }  # fmt: skip
     with archive.open(_member(name), "w", force_zip64=True) as member:
         npy.write_array_header_1_0(member, described)
@@ -115,10 +121,6 @@ def _write_array(
 def _member(name: str) -> zipfile.ZipInfo:
     """With the same date always: equal checkpoints are equal files."""
     return zipfile.ZipInfo(name)
-
-
-def _length(parts: List[np.ndarray]) -> int:
-    return sum(len(part) for part in parts)
 
 
 def _cause(error: BaseException) -> BaseException:

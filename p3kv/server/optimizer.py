@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterator, Optional, Sequence
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class State:
     def joined(cls, states: Sequence[State]) -> State:
         """The state of all elements of `states`, of the same key, in this order."""
         first = states[0]
+        if len(states) == 1:
+            return first
         assert all(state.numbers == first.numbers for state in states), "not of the same update"
         elements = {
             name: np.concatenate([state.elements[name] for state in states])
@@ -56,13 +58,13 @@ class State:
             for one in states
         )
 
-    def cut(self, lengths: Sequence[int]) -> List[State]:
-        """The states of consecutive parts; their arrays are views of this state's."""
+    def cut(self, lengths: Sequence[int]) -> Iterator[State]:
+        """The states of consecutive parts; their arrays are slices of this state's."""
         starts = [0, *accumulate(lengths)]
-        return [
-            State({name: array[start:end] for name, array in self.elements.items()}, self.numbers)
-            for start, end in zip(starts, starts[1:])
-        ]
+        for start, end in zip(starts, starts[1:]):
+            yield State(
+                {name: array[start:end] for name, array in self.elements.items()}, self.numbers
+            )
 
 
 class Optimizer(ABC):
@@ -143,6 +145,10 @@ class Optimizer(ABC):
         """
         return False
 
+    def changes_all_rows(self, key: DeclaredKey, step: Optional[int]) -> bool:
+        """Whether a step's update of a key of rows may change rows that have no gradient."""
+        return True
+
     def update_rows(
         self,
         key: DeclaredKey,
@@ -151,13 +157,13 @@ class Optimizer(ABC):
         rows: np.ndarray,
         step: Optional[int],
         ends_update: bool = True,
-    ) -> bool:
+    ) -> None:
         """Updates `weight`, the rows of a key of rows that a server keeps, in place.
 
         `rows` are the sums of the rows with these `numbers`, which ascend; all others are 0. Both
         are two-dimensional and of the key's dtype, but a half-precision key's `rows` are float32;
-        nobody else uses `rows`. `ends_update`: the next call is for another update. Returns whether
-        rows may have changed that are not in `numbers`. States are those of the index WHOLE.
+        nobody else uses `rows`. `ends_update`: the next call is for another update. States are
+        those of the index WHOLE.
         """
         raise ConfigError(f"this front end has no optimizer for keys of rows, such as {key.key!r}")
 
@@ -174,6 +180,10 @@ class Optimizer(ABC):
         if state is not None:
             self.load(key, index, state)
         return state
+
+    def seen(self, key: DeclaredKey, index: int) -> Optional[State]:
+        """A state like `copied`, whose arrays may be those that the next update changes."""
+        return self.copied(key, index)
 
     @abstractmethod
     def load(self, key: DeclaredKey, index: int, state: State) -> None:

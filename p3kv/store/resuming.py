@@ -174,12 +174,13 @@ class Resuming(Generic[O]):
         return of_key.value.reshape(tensor.shape or (1,))
 
     def initial_rows(self, key: WorkerKey) -> Optional[StoredRows]:
-        """The same of a key of rows; its rows are read when they are sent."""
+        """The same of a key of rows; its rows and its state are read when they are sent."""
         saved = self._own.saved
         if saved is None or not self._is_in(saved, _tensor(key)):
             return None
-        self._kept[key.key] = saved.states(key.store, key.key)
-        return saved.rows(key.store, key.key, key.row_elems)
+        rows, state = saved.rows(key.store, key.key, key.row_elems)
+        self._kept[key.key] = [] if state is None else [state]
+        return rows
 
     def _is_in(self, saved: Saved, key: _Tensor) -> bool:
         """Whether a checkpoint has a tensor. Raises CheckpointError as `initial`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Iterable, List, Optional
 
 from p3kv.server.optimizer import State
 from p3kv.wire.states import PlainState
@@ -31,8 +31,11 @@ def give_state(
 
     As `WorkerStore.load_optimizer_state`.
     """
-    parts: List[Optional[PlainState]] = [None] * len(key.runs)
-    if state is not None:
-        cut = [state] if whole or member else state.cut([length for _, length in key.runs])
-        parts = [PlainState(part.elements, part.numbers) for part in cut]
-    store.load_optimizer_state(key, parts, whole, member)
+    parts: Iterable[Optional[State]] = [state] * len(key.runs)
+    if state is not None and not whole and not member:
+        parts = state.cut([length for _, length in key.runs])
+    store.load_optimizer_state(key, map(_plain, parts), whole, member)
+
+
+def _plain(part: Optional[State]) -> Optional[PlainState]:
+    return None if part is None else PlainState(part.elements, part.numbers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Any, Dict, List, Mapping, Optional, Set
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection, Landing
@@ -16,7 +16,7 @@ from p3kv.worker.transfers import WorkerKey
 
 
 class _Request:
-    """Request of this worker to all servers of a key."""
+    """Request of this worker to servers of a key."""
 
     def __init__(
         self,
@@ -24,6 +24,7 @@ class _Request:
         key: WorkerKey,
         round: int,
         whole: bool,
+        servers: Iterable[int],
         answer: Future[Any],
         member: int = 0,
     ) -> None:
@@ -34,8 +35,9 @@ class _Request:
         self.whole = whole
         self.member = member
         self.answer = answer
-        self.missing: Set[int] = {server for server, _ in key.runs}
+        self.missing = set(servers)
         """Servers that have not begun to answer."""
+        self.unanswered = len(self.missing)
         self.arriving: Dict[int, ArrivingState] = {}
         self.states: Dict[int, Optional[PlainState]] = {}
         """By server, also of those that have only confirmed."""
@@ -58,12 +60,13 @@ class StateRequests:
     ) -> None:
         """Asks for a key's states after a round, of slices or of a whole tensor; the answer has
         them by server. `member` as in `StateHeader`."""
-        self._begin(_Request(Kind.STATE, key, round, whole, answer, member))
+        servers = [server for server, _ in key.runs]
+        self._begin(_Request(Kind.STATE, key, round, whole, servers, answer, member))
         flags = StateHeader.WHOLE_TENSOR if whole else 0
         header = StateHeader(
             Kind.STATES, self._rank, flags, key=key.key_id, round=round, member=member
         )
-        for server, _ in key.runs:
+        for server in servers:
             self._servers[server].writer.push(Frame(STATE_URGENCY, header))
 
     def give(
@@ -71,16 +74,16 @@ class StateRequests:
         key: WorkerKey,
         round: int,
         whole: bool,
-        states: Mapping[int, Optional[PlainState]],
+        server: int,
+        state: Optional[PlainState],
         done: Future[Any],
         member: int = 0,
     ) -> None:
-        """Gives each server its part of a key's state after a round; their arrays must stay as they
-        are until `done`. `member` as in `StateHeader`."""
-        self._begin(_Request(Kind.LOADED, key, round, whole, done, member))
-        for server, state in states.items():
-            writer = self._servers[server].writer
-            queue_state(writer, self._rank, key.key_id, round, state, whole, member)
+        """Gives a server its part of a key's state after a round; its arrays must stay as they are
+        until `done`. `member` as in `StateHeader`."""
+        self._begin(_Request(Kind.LOADED, key, round, whole, [server], done, member))
+        writer = self._servers[server].writer
+        queue_state(writer, self._rank, key.key_id, round, state, whole, member)
 
     def fail(self, error: BaseException) -> None:
         """Ends what is under way with an error."""
@@ -135,9 +138,10 @@ class StateRequests:
 
     def _answered(self, server: int, request: _Request, state: Optional[PlainState]) -> None:
         request.states[server] = state
+        request.unanswered -= 1
         self._end_if_complete(request)
 
     def _end_if_complete(self, request: _Request) -> None:
-        if len(request.states) == len(request.key.runs):
+        if not request.unanswered:
             self._requests.remove(request)
             request.answer.set_result(request.states)

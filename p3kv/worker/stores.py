@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import Future
-from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
+from functools import partial
+from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -331,22 +332,21 @@ class WorkerStore:
     def load_optimizer_state(
         self,
         key: WorkerKey,
-        states: Sequence[Optional[PlainState]],
+        states: Iterator[Optional[PlainState]],
         whole: bool,
         member: int = 0,
     ) -> None:
         """Worker rank 0 gives the servers' optimizer what it is to remember of a key from the end
-        of this worker's last round on, in the order of the key's runs. Waits until they have it.
-        `whole` and `member` as in `optimizer_state`.
+        of this worker's last round on, in the order of the key's runs. Waits until each has its
+        part before it takes the next. `whole` and `member` as in `optimizer_state`.
 
         All pushes must have been sent, and other workers must not push meanwhile.
         """
-        by_server = {server: state for (server, _), state in zip(key.runs, states)}
-        self._ask(
-            lambda done: self._data_plane.states.give(
-                key, key.round, whole, by_server, done, member
-            )
-        ).result()
+        give = self._data_plane.states.give
+        for server, _ in key.runs:
+            self._ask(
+                partial(give, key, key.round, whole, server, next(states), member=member)
+            ).result()
 
     def begin_clipped_step(self, step: int) -> None:
         """Has the servers end no round of a step before `end_clipped_step`; before its pushes."""

@@ -82,12 +82,13 @@ def test_steps_of_a_large_table_are_summed_up_and_drawn(tmp_path):
         taken = {str(ids): [seconds, 2 * seconds, 3 * seconds] for ids in large_table.IDS}
         return {
             "rows": rows, "step_s": {"asked": taken, "prefetched": taken}, "server_rss_mib": 9,
-            "worker_grown_mib": 2,
+            "worker_grown_mib": 2, "checkpoint_s": 7, "while_written_s": [seconds, seconds, 1],
         }  # fmt: skip
 
     table = large_table.summarize([run(10_000, 0.1), run(1_000_000, 0.2)])
     text = large_table.table_text(table)
     assert "  0.51 GB asked         256 ids:   400.0 ms (200.0 to 600.0), server 9 MiB" in text
+    assert text.count("checkpoint 7 s, steps of 4096 ids meanwhile 100.0 ms") == 8
     assert len(text.splitlines()) == 16
     figure = large_table.draw(table)
     figure.savefig(tmp_path / "figure.png")

@@ -114,13 +114,15 @@ class Adding(in_memory.Adding):
     def updates_touched_rows(self, key: DeclaredKey, step: int) -> bool:
         return True
 
+    def changes_all_rows(self, key: DeclaredKey, step: Optional[int]) -> bool:
+        return False
+
     def update_rows(
         self, key: DeclaredKey, weight: np.ndarray, numbers: np.ndarray, rows: np.ndarray,
         step: int, ends_update: bool = True,
-    ) -> bool:  # fmt: skip
+    ) -> None:  # fmt: skip
         weight[numbers] += rows
         self.ended += ends_update
-        return False
 
 
 @given(st.data(), st.booleans(), st.booleans())
@@ -265,13 +267,15 @@ def test_whatever_happens_first_all_workers_have_the_rows_of_every_round(
 class AddingRows(in_memory.Adding):
     """weight += rows, for rounds that are each worker's own."""
 
+    def changes_all_rows(self, key: DeclaredKey, step: Optional[int]) -> bool:
+        return False
+
     def update_rows(
         self, key: DeclaredKey, weight: np.ndarray, numbers: np.ndarray, rows: np.ndarray,
         step: Optional[int], ends_update: bool = True,
-    ) -> bool:  # fmt: skip
+    ) -> None:  # fmt: skip
         assert step is not None  # worker 0's newest, or a step of its own
         weight[numbers] += rows
-        return False
 
 
 @given(st.data())

@@ -150,7 +150,7 @@ is a figure: it may import all of them, and no other figure."""
 
 BUDGETS = {
     # room: (lines, files)
-    "checkpoints": (1175, 6),
+    "checkpoints": (1190, 6),
     "codecs": (1165, 6),
     "common": (1420, 13),
     "config": (1240, 7),
@@ -159,12 +159,12 @@ BUDGETS = {
     "processes": (2400, 12),
     "report": (1350, 9),
     "scheduler": (2300, 9),
-    "server": (5500, 22),
+    "server": (5590, 22),
     "slicing": (625, 4),
     "tools": (4075, 22),
     "transport": (625, 4),
     "wire": (5490, 32),
-    "worker": (8552, 36),
+    "worker": (8556, 36),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
 beside it: raise a number only together with a reason."""

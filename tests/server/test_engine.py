@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, NamedTuple, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import pytest
@@ -24,12 +24,14 @@ SIZE = ROWS * COLUMNS
 class AddingRows(Adding):
     """weight += rows."""
 
+    def changes_all_rows(self, key: DeclaredKey, step: Optional[int]) -> bool:
+        return False
+
     def update_rows(
         self, key: DeclaredKey, weight: np.ndarray, numbers: np.ndarray, rows: np.ndarray,
         step: int, ends_update: bool = True,
-    ) -> bool:  # fmt: skip
+    ) -> None:  # fmt: skip
         weight[numbers] += rows
-        return False
 
 
 class Server:

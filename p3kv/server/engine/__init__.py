@@ -3,7 +3,7 @@
 from p3kv.server.engine.engine import Answer, Blame, Command, Engine, Pull, SendSquares, SendVotes
 from p3kv.server.engine.keys import ServerKey
 from p3kv.server.engine.rounds import OwnRounds, Record, Round, Wait
-from p3kv.server.engine.rows import RowsFrame, SentRows, ServerRows
+from p3kv.server.engine.rows import RowsFrame, RowsSnapshot, SentRows, ServerRows
 from p3kv.server.engine.slices import BucketSlice, LateBytes, Payload, ServerSlice
 from p3kv.server.engine.state import Buffer, ServerState
 
@@ -21,6 +21,7 @@ __all__ = [
     "Record",
     "Round",
     "RowsFrame",
+    "RowsSnapshot",
     "SendSquares",
     "SendVotes",
     "SentRows",

@@ -3,8 +3,11 @@ them."""
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from itertools import takewhile
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from weakref import WeakSet
 
 import numpy as np
 
@@ -32,8 +35,8 @@ from p3kv.wire.rows import (
 )
 from p3kv.wire.slice_sizes import SliceSizesByRound
 
-_MADE_AT_ONCE = 1 << 16
-"""Rows that are made from a seed, where all of them are needed."""
+_PIECE_BYTES = 1 << 20
+"""Of a snapshot's array, read at once."""
 _PARTS = 8
 _PART_BYTES = 1 << 21
 """In how many parts a run is updated at most, and how much has come before there is one: each costs
@@ -191,6 +194,56 @@ class SentRows:
         return self._copy
 
 
+class RowsSnapshot:
+    """Rows and their optimizer's state as they are when this is made, for a thread that reads them
+    while rounds go on. Whoever changes rows has those kept first that have not been read yet, so
+    that a snapshot takes as much memory as changes meanwhile."""
+
+    def __init__(self, record: ServerRows, arrays: Sequence[np.ndarray]) -> None:
+        """`arrays` of the state, with a row's elements for each row."""
+        shape = record.rows, record.row_elems
+        self._record = record
+        self._arrays = [record.value, *(one.reshape(shape) for one in arrays)]
+        row_bytes = max(array.strides[0] for array in self._arrays)
+        self._piece_rows = max(1, _PIECE_BYTES // max(1, row_bytes))
+        self._lock = threading.Lock()
+        self._is_kept = np.zeros(record.rows, bool)
+        self._kept: Dict[int, List[Tuple[np.ndarray, List[np.ndarray]]]] = defaultdict(list)
+        """By piece: numbers in it, and these rows of all arrays."""
+        self._read_rows = 0
+        """So many of the last array have been read."""
+
+    def keep(self, numbers: Optional[np.ndarray]) -> None:
+        """To be called before these rows change; None: before any may. Numbers ascend."""
+        if numbers is None:
+            numbers = np.arange(self._record.rows)
+        with self._lock:
+            new = numbers[(numbers >= self._read_rows) & ~self._is_kept[numbers]]
+            self._is_kept[new] = True
+            ends = np.flatnonzero(np.diff(new // self._piece_rows)) + 1
+            for some in np.split(new, ends) if len(new) else ():
+                copies = [array[some] for array in self._arrays]
+                piece, first = divmod(int(some[0]), self._piece_rows)
+                self._kept[piece].append((some - (some[0] - first), copies))
+
+    def parts(self, place: int) -> Iterator[np.ndarray]:
+        """The value (0), or an array of the state, in consecutive flat parts. One after the other
+        is read to its end, in this order, by one thread."""
+        for piece, start in enumerate(range(0, self._record.rows, self._piece_rows)):
+            numbers = np.arange(start, min(start + self._piece_rows, self._record.rows))
+            not_made = self._record.not_made(numbers[: 0 if place else None])
+            with self._lock:
+                part = self._arrays[place][start : start + self._piece_rows].copy()
+                for some, copies in self._kept.get(piece, ()):
+                    part[some] = copies[place]
+                if place == len(self._arrays) - 1:
+                    self._kept.pop(piece, None)
+                    self._read_rows = start + len(part)
+            if len(not_made):
+                part[not_made - start] = self._record.initial(not_made)
+            yield part.reshape(-1)
+
+
 class ServerRows(Record[RowsSum]):
     """All rows of a key on its server, counted from 0.
 
@@ -221,6 +274,8 @@ class ServerRows(Record[RowsSum]):
         """Without an optimizer: the rows of the last round's sum, at first all. Others are 0."""
         self._made: Optional[np.ndarray] = None
         """Which rows have been made that are made from a seed, when they are first needed."""
+        self._snapshots: WeakSet[RowsSnapshot] = WeakSet()
+        """Those that somebody may still read."""
         if plan.declared.initial is not None:
             self._allocate()
             self._made = np.zeros(self.rows, bool)
@@ -321,27 +376,37 @@ class ServerRows(Record[RowsSum]):
         self.value = np.zeros((self.rows, self.row_elems), self.plan.dtype)
         self._changed_in = np.zeros(self.rows, np.int64)
 
+    def not_made(self, numbers: np.ndarray) -> np.ndarray:
+        """Those of these rows that are still to be made from a seed."""
+        return numbers[:0] if self._made is None else numbers[~self._made[numbers]]
+
+    def initial(self, numbers: np.ndarray) -> np.ndarray:
+        """Make the initial rows with these numbers from their seed; from any thread."""
+        initial = self.declared.initial
+        if initial is None or not initial.std:
+            return np.zeros((len(numbers), self.row_elems), self.value.dtype)
+        of_table = numbers + np.int64(self.plan.first_elem // self.row_elems)
+        rows = seeded_rows(of_table, self.row_elems, initial.seed, initial.std, initial.uniform)
+        rows[of_table == initial.zero_row] = 0
+        return rows
+
     def _make(self, numbers: np.ndarray) -> None:
         """Make those of these rows that are made from a seed and have not been needed yet."""
-        if self._made is None:
-            return
-        new = numbers[~self._made[numbers]]
-        initial = self.declared.initial
-        if not len(new) or initial is None:
-            return
-        self._made[new] = True
-        if initial.std:
-            of_table = new + np.int64(self.plan.first_elem // self.row_elems)
-            rows = seeded_rows(of_table, self.row_elems, initial.seed, initial.std, initial.uniform)
-            rows[of_table == initial.zero_row] = 0
-            self.value[new] = rows
+        new = self.not_made(numbers)
+        if self._made is not None and len(new):
+            self.value[new] = self.initial(new)
+            self._made[new] = True  # after their values: snapshots read both
 
-    def copied_value(self) -> np.ndarray:
-        """A flat copy of all rows."""
-        if self._made is not None:
-            for start in range(0, self.rows, _MADE_AT_ONCE):
-                self._make(np.arange(start, min(start + _MADE_AT_ONCE, self.rows)))
-        return self.value.reshape(-1).copy()
+    def snapshot(self, arrays: Sequence[np.ndarray]) -> RowsSnapshot:
+        """What the rows, and arrays of their optimizer's state, are now."""
+        snapshot = RowsSnapshot(self, arrays)
+        self._snapshots.add(snapshot)
+        return snapshot
+
+    def _keep(self, numbers: Optional[np.ndarray]) -> None:
+        """Have snapshots keep these rows, or all, before they change."""
+        for snapshot in list(self._snapshots):
+            snapshot.keep(numbers)
 
     # Rounds.
 
@@ -405,14 +470,20 @@ class ServerRows(Record[RowsSum]):
         optimizer, step = self.plan.optimizer, self.rounds.settings_step(current)
         if optimizer is None:
             before, self._summed = self._summed, numbers
+            self._keep(before)
+            self._keep(numbers)
             self.value[slice(None) if before is None else index_of(before)] = 0
             self._note_changes(before)
             with np.errstate(over="ignore"):
                 self.value[index_of(numbers)] = elements
             if checks_finite and self.value.dtype != elements.dtype:
                 check_sum(self.value[numbers], self.name, current.number)
-        elif optimizer.update_rows(self.declared, self.value, numbers, elements, step, ends):
-            self._note_changes(None)
+        else:
+            all_may_change = optimizer.changes_all_rows(self.declared, step)
+            self._keep(None if all_may_change else numbers)
+            optimizer.update_rows(self.declared, self.value, numbers, elements, step, ends)
+            if all_may_change:
+                self._note_changes(None)
         self._note_changes(numbers)
 
     def _scale(self, current: Round[RowsSum], total: Optional[np.ndarray]) -> bool:

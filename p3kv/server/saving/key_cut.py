@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from p3kv.checkpoints import CutOfKey, KeyOutline
-from p3kv.server.engine import BucketSlice, Record, ServerRows, ServerSlice
+from p3kv.server.engine import BucketSlice, Record, RowsSnapshot, ServerRows, ServerSlice
 from p3kv.server.optimizer import WHOLE, State
 from p3kv.wire.messages import DeclaredKey
 
@@ -25,6 +25,9 @@ class KeyCut:
         self._whole = whole
         self._values: Dict[int, np.ndarray] = {}
         self._states: Dict[int, State] = {}
+        self._rows: Optional[RowsSnapshot] = None
+        """Of a key of rows: in place of its value, and of the state's arrays unless they are a
+        whole tensor's."""
         self._of_members: List[Optional[State]] = []
 
     def copy(self, record: Record[Any]) -> None:
@@ -32,9 +35,13 @@ class KeyCut:
         one."""
         optimizer, state = record.plan.optimizer, None
         if isinstance(record, ServerRows):
-            if optimizer is not None:
-                state = record.copied_state(optimizer, self._whole)
-            self._add(0, record.copied_value(), state)
+            if optimizer is not None and self._whole:
+                state = optimizer.copied(record.declared, WHOLE)
+            elif optimizer is not None:
+                state = optimizer.seen(record.declared, WHOLE)
+            arrays = () if state is None or self._whole else tuple(state.elements.values())
+            self._rows = record.snapshot(arrays)
+            self._add(0, np.empty(0), state)
         elif isinstance(record, BucketSlice):
             if optimizer is not None:
                 self._of_members = record.copied_states(optimizer)
@@ -69,7 +76,7 @@ class KeyCut:
 
     def _cut(self, key: DeclaredKey, values: List[np.ndarray], states: List[State]) -> CutOfKey:
         first = states[0] if states else State({}, {})
-        arrays = [[state.elements[name] for state in states] for name in first.elements]
+        arrays: List[Any] = [[one.elements[name] for one in states] for name in first.elements]
         outline = KeyOutline(
             key.store, key.key, key.name, key.shape, key.dtype, key.layout, key.runs, self._whole,
             first.numbers if states else None,
@@ -78,7 +85,11 @@ class KeyCut:
                 for (name, array), parts in zip(first.elements.items(), arrays)
             ],
         )  # fmt: skip
-        return CutOfKey(outline, values, arrays)
+        if self._rows is None:
+            return CutOfKey(outline, values, arrays)
+        if not self._whole:
+            arrays = [self._rows.parts(place) for place in range(1, 1 + len(arrays))]
+        return CutOfKey(outline, self._rows.parts(0), arrays)
 
     def _add(self, offset: int, value: np.ndarray, state: Optional[State]) -> None:
         self._values[offset] = value
@@ -88,4 +99,4 @@ class KeyCut:
 
 
 def _elems(parts: Iterable[np.ndarray]) -> int:
-    return sum(len(part) for part in parts)
+    return sum(part.size for part in parts)

@@ -150,7 +150,10 @@ class MXNetOptimizer(Optimizer):
         now = self._at(step)
         sparse_weight = key.layout == "sparse_rows"
         alone = now.seed is None and not (sparse_weight and needs_sparse_weight(now.optimizer))
-        return alone and updates_rows(now.optimizer, sparse_weight)
+        return alone and not self.changes_all_rows(key, step)
+
+    def changes_all_rows(self, key: DeclaredKey, step: Optional[int]) -> bool:
+        return not updates_rows(self._at(step).optimizer, key.layout == "sparse_rows")
 
     def update_rows(
         self,
@@ -160,7 +163,7 @@ class MXNetOptimizer(Optimizer):
         rows: np.ndarray,
         step: Optional[int],
         ends_update: bool = True,
-    ) -> bool:
+    ) -> None:
         now = self._at(step)
         shape = (len(weight), *key.shape[1:])
         sparse_weight = key.layout == "sparse_rows"
@@ -179,7 +182,6 @@ class MXNetOptimizer(Optimizer):
             state.updates -= 1
         if sparse:
             weight[:] = array.asnumpy().reshape(weight.shape)
-        return not updates_rows(now.optimizer, sparse_weight)
 
     def _update(
         self,

@@ -76,11 +76,11 @@ class _Part:
             self.parameter.data = weight
         return predicted(self.optimizer, self.parameter, steps, damped)
 
-    def exported(self) -> State:
+    def exported(self, copies: bool = True) -> State:
         """The optimizer's state, and the copy of the weight if there is one."""
         master = {MASTER: self.parameter} if self._is_half else {}
         state = {**self.optimizer.state[self.parameter], **master}
-        return exported(state, self.since_step, self._is_whole)
+        return exported(state, self.since_step, self._is_whole, copies=copies)
 
     def load(self, state: State) -> None:
         """Takes an exported state, also one of a weight in another precision."""
@@ -144,12 +144,14 @@ class TorchOptimizer(Optimizer):
         rows: np.ndarray,
         step: Optional[int],
         ends_update: bool = True,
-    ) -> bool:
+    ) -> None:
         settings, group = self._settings_of(key, step)
         self._take_mean(rows, settings)
         value, gradient = tensor_in(weight), tensor_in(rows)
         sparse = sparse_tensor(numbers, gradient, weight.shape)
         self._part(key, WHOLE, settings, group, value).update(group, value, sparse)
+
+    def changes_all_rows(self, key: DeclaredKey, step: Optional[int]) -> bool:
         return False  # workers refuse settings by which other rows would change
 
     def _take_mean(self, total: np.ndarray, settings: PlainTorchOptimizer) -> None:
@@ -197,9 +199,11 @@ class TorchOptimizer(Optimizer):
 
     def copied(self, key: DeclaredKey, index: int) -> Optional[State]:
         one = self._parts.get((key.key_id, index))
-        if one is None:
-            return self._loaded.get((key.key_id, index))
-        return one.exported()
+        return self._loaded.get((key.key_id, index)) if one is None else one.exported()
+
+    def seen(self, key: DeclaredKey, index: int) -> Optional[State]:
+        one = self._parts.get((key.key_id, index))
+        return self._loaded.get((key.key_id, index)) if one is None else one.exported(copies=False)
 
     def load(self, key: DeclaredKey, index: int, state: State) -> None:
         if not isinstance(state.numbers.get(SINCE), int) or not isinstance(

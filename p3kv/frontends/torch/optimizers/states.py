@@ -37,10 +37,12 @@ _SHARED = ("eta", "mu", "mu_product", "step")
 of a scalar parameter's state."""
 
 
-def exported(state: Dict[str, Any], since_step: int, whole: bool, name: str = "") -> State:
+def exported(
+    state: Dict[str, Any], since_step: int, whole: bool, name: str = "", copies: bool = True
+) -> State:
     """A parameter's state in torch, as p3kv keeps it: what has a number for each element, flat, and
     what all elements share. Arrays of a `whole` tensor's state have any shape, and keep it. Half
-    precision becomes single precision.
+    precision becomes single precision. Without `copies`, arrays may be torch's own.
 
     Raises NotSupportedError for what servers can't keep of the parameter with this `name`.
     """
@@ -51,7 +53,8 @@ def exported(state: Dict[str, Any], since_step: int, whole: bool, name: str = ""
         elif entry in _SHARED:
             values[entry] = [value.item()]  # a list, to be told from a number
         else:
-            array = _widened(value.detach()).cpu().numpy().copy()
+            array = _widened(value.detach()).cpu().numpy()
+            array = array.copy() if copies else array
             elements[entry] = array if whole and array.ndim else array.reshape(-1)
     return State(elements, {SINCE: since_step, VALUES: values})
 
