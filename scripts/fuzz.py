@@ -44,7 +44,7 @@ with atheris.instrument_imports(include=["p3kv"]):
         ToScheduler,
         decode,
     )
-    from p3kv.wire.messages.depth import MAX_DEPTH, is_too_deep
+    from p3kv.wire.messages.base import MAX_DEPTH, is_too_deep
     from p3kv.wire.states import ArrivingState
     from tests.checkpoints.test_checkpoint_files import HERE, path_of, save
     from tests.in_memory import MemoryJob

@@ -24,9 +24,9 @@ from typing import Deque, Dict, List
 
 import psutil
 
+from p3kv.wire.credentials import HELLO_BYTES
 from p3kv.wire.header import MAGIC, Kind
 from p3kv.wire.messages import PROTOCOL_VERSION, TOKEN_BYTES, DataHello, JobSettings, encode
-from p3kv.wire.proofs import HELLO_BYTES
 from tests.jobs import TrainingJob, connections_of
 from tests.served import packed
 

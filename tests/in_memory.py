@@ -36,6 +36,7 @@ from p3kv.slicing import balanced_runs, loads_with, make_layout
 from p3kv.transport import Link
 from p3kv.wire.breaks import Breaks
 from p3kv.wire.connection import Connection, Handler, Landing
+from p3kv.wire.credentials import Proofs
 from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, LAST, Kind
@@ -48,10 +49,9 @@ from p3kv.wire.messages import (
     JobSettings,
     SliceSizes,
 )
-from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
 from p3kv.worker.data_plane import DataPlane
-from p3kv.worker.handshakes import Handshakes
+from p3kv.worker.joining import Handshakes
 from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.routes import HostSums
 from p3kv.worker.script import Script

@@ -9,7 +9,7 @@ from typing import Any, List, Tuple, Type
 
 import zmq
 
-from p3kv.wire.credentials import Credentials
+from p3kv.wire.credentials import NONCE_BYTES, Credentials, Proofs
 from p3kv.wire.fields import Header
 from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind, pack_header, unpack_header
 from p3kv.wire.messages import (
@@ -28,8 +28,7 @@ from p3kv.wire.messages import (
     decode,
     encode,
 )
-from p3kv.wire.proofs import NONCE_BYTES, Proofs
-from p3kv.wire.session import Session
+from p3kv.wire.scheduler_socket import Session
 from tests.jobs import SCRIPTS, SECRET, SUMS_ONLY, end, start_role
 
 TOLD_S = 60.0

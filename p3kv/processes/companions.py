@@ -24,8 +24,7 @@ from typing import List
 from p3kv.common.addresses import endpoint, family_of
 from p3kv.config import Launch
 from p3kv.errors import ConfigError
-from p3kv.wire.accounts import other_account_at
-from p3kv.wire.address import listening_address
+from p3kv.wire.address import listening_address, other_account_at
 
 _BACKLOG = 1024
 _OTHER_FIRST_S = 1.0

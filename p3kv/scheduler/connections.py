@@ -15,12 +15,10 @@ import zmq
 
 from p3kv.common import words
 from p3kv.errors import P3Error
-from p3kv.wire.accounts import own_account
-from p3kv.wire.credentials import Credentials
+from p3kv.wire.address import own_account
+from p3kv.wire.credentials import Credentials, Refusals
 from p3kv.wire.messages import FromScheduler, Refused, Welcomed, encode
-from p3kv.wire.refusals import Refusals
-from p3kv.wire.scheduler_socket import receive_event
-from p3kv.wire.session import Session
+from p3kv.wire.scheduler_socket import Session, receive_event
 
 _ADDRESS = "inproc://zeromq.zap.01"
 """Where ZeroMQ asks. No other process can reach it."""

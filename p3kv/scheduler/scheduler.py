@@ -20,7 +20,7 @@ from p3kv.scheduler.job import Job
 from p3kv.scheduler.membership import Node, Replies
 from p3kv.wire import silence
 from p3kv.wire.address import listening_address
-from p3kv.wire.credentials import Credentials
+from p3kv.wire.credentials import Credentials, Refusals
 from p3kv.wire.launcher_link import Cause, FromLauncher, LauncherLink, PartEnded
 from p3kv.wire.messages import (
     MAX_TO_SCHEDULER_BYTES,
@@ -37,7 +37,6 @@ from p3kv.wire.messages import (
     ToScheduler,
     decode,
 )
-from p3kv.wire.refusals import Refusals
 from p3kv.wire.scheduler_socket import HEARTBEAT_EVERY_MS, heartbeat_timeout_ms
 from p3kv.wire.silence import OwnPauses, Silence
 

@@ -13,14 +13,21 @@ from p3kv.server.dispatcher import Dispatcher
 from p3kv.server.workers import Workers
 from p3kv.transport import Link, Listener
 from p3kv.wire.connection import Connection, Handler, Landing, new_memory
+from p3kv.wire.credentials import (
+    HELLO_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    Proofs,
+    Refusals,
+    is_right,
+    nonce,
+)
 from p3kv.wire.fields import Header, HelloHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import MAGIC, URGENT, Kind, pack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import PROTOCOL_VERSION, DataHello, DataWelcome, JobSettings, decode, encode
-from p3kv.wire.proofs import HELLO_BYTES, NONCE_BYTES, PROOF_BYTES, Proofs, is_right, nonce
 from p3kv.wire.protocol import FROM_WORKERS, Conversation
-from p3kv.wire.refusals import Refusals
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +54,7 @@ class _Challenge(NamedTuple):
 
 
 class Handshakes:
-    """Authenticates connections, and tells which worker each belongs to (`p3kv.wire.proofs`)."""
+    """Authenticates connections, and tells which worker each belongs to (`wire.credentials`)."""
 
     def __init__(self, proofs: Proofs, num_workers: int) -> None:
         self._proofs = proofs

@@ -76,7 +76,7 @@ from p3kv.wire.rows import (
     check_numbers,
     memory,
 )
-from p3kv.wire.spans import span, trace_arrival, traced
+from p3kv.wire.tracing import span, trace_arrival, traced
 
 _log = logging.getLogger(__name__)
 

@@ -31,9 +31,8 @@ from p3kv.server.workers import Workers
 from p3kv.slicing import CREDIT_BYTES
 from p3kv.transport import Listener, make_transport
 from p3kv.wire.address import own_address
-from p3kv.wire.clock import SchedulersClock
 from p3kv.wire.control import ControlClient
-from p3kv.wire.credentials import Credentials
+from p3kv.wire.credentials import Credentials, Proofs
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     UNKNOWN,
@@ -48,7 +47,7 @@ from p3kv.wire.messages import (
     TimeTold,
     WorkersMayLeave,
 )
-from p3kv.wire.proofs import Proofs
+from p3kv.wire.tracing import SchedulersClock
 
 _log = logging.getLogger(__name__)
 

@@ -1,9 +1,12 @@
-"""The addresses at which a job's processes reach each other."""
+"""The addresses at which a job's processes reach each other, and whose process listens at one."""
 
 from __future__ import annotations
 
+import os
+import pwd
 import socket
 from contextlib import suppress
+from typing import Optional, Set
 
 from p3kv.common.addresses import addresses, endpoint, is_loopback, of_interface, route
 from p3kv.config import Launch
@@ -84,3 +87,36 @@ def _interface_address(interface: str) -> str:
             f"DMLC_INTERFACE is '{interface}', which has no address that others can reach: "
             f"{error.strerror}. This host has {names}."
         ) from error
+
+
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_LISTEN = "0A"
+
+
+def own_account() -> str:
+    """This process's account."""
+    return _named(os.geteuid())
+
+
+def other_account_at(port: int) -> Optional[str]:
+    """The account whose process listens at a port of this machine; None if it is this process's,
+    or is not known."""
+    users = _listening_at(port)
+    return _named(users.pop()) if len(users) == 1 and os.geteuid() not in users else None
+
+
+def _listening_at(port: int) -> Set[int]:
+    users = set()
+    for name in _TABLES:
+        with suppress(OSError), open(name, encoding="ascii") as table:
+            for line in list(table)[1:]:
+                _, here, _, state, _, _, _, uid, *_ = line.split()
+                if (state, int(here.rpartition(":")[2], 16)) == (_LISTEN, port):
+                    users.add(int(uid))
+    return users
+
+
+def _named(uid: int) -> str:
+    with suppress(KeyError):
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    return f"uid {uid}"

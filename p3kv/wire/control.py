@@ -43,8 +43,7 @@ from p3kv.wire.messages import (
     decode,
     encode,
 )
-from p3kv.wire.scheduler_socket import FirstContact, SchedulerSocket, hello
-from p3kv.wire.session import Session
+from p3kv.wire.scheduler_socket import FirstContact, SchedulerSocket, Session, hello
 from p3kv.wire.silence import SILENT_HINT, SILENT_S, OwnPauses, Silence, for_so_long
 
 _log = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ class Kind(IntEnum):
         return kind
 
     HELLO = 1, fields.HelloHeader
-    """First frame of a worker's connection; payload a nonce and a proof (`p3kv.wire.proofs`)."""
+    """First frame of a worker's connection; payload a nonce and a proof (`wire.credentials`)."""
     CHALLENGE = 25
     """The server's answer to it; payload a nonce and a proof."""
     PROOF = 26

@@ -13,6 +13,7 @@ from typing import Mapping, NamedTuple, Optional, Type
 
 from p3kv.config import MAX_SLICE_ELEMS
 from p3kv.errors import ProtocolError
+from p3kv.wire.credentials import CHALLENGE_BYTES, HELLO_BYTES
 from p3kv.wire.fields import Header, PullRowsHeader, StateHeader, ValueHeader
 from p3kv.wire.header import (
     ACKNOWLEDGE,
@@ -50,7 +51,6 @@ from p3kv.wire.messages import (
     Vote,
     Written,
 )
-from p3kv.wire.proofs import CHALLENGE_BYTES, HELLO_BYTES
 
 MAX_SLICE_BYTES = MAX_SLICE_ELEMS * 8
 """Elements have at most 8 bytes."""

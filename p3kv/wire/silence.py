@@ -12,7 +12,7 @@ import time
 from typing import Optional
 
 from p3kv.wire.messages import PeerSilent
-from p3kv.wire.session import RETURN_S
+from p3kv.wire.scheduler_socket import RETURN_S
 
 SILENT_S = 5.0
 """If a process was heard from within this time and its connection ends, the process has ended.

@@ -15,7 +15,7 @@ from p3kv.wire.header import Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import DataWelcome
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
-from p3kv.worker.handshakes import Handshakes
+from p3kv.worker.joining import Handshakes
 
 _FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 1.0
 _WELCOME_S = 10.0

@@ -33,7 +33,6 @@ from p3kv.errors import (
 )
 from p3kv.wire.address import own_address
 from p3kv.wire.breaks import Breaks
-from p3kv.wire.clock import SchedulersClock
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.credentials import Credentials
@@ -54,10 +53,10 @@ from p3kv.wire.messages import (
     SliceSizes,
     TimeTold,
 )
+from p3kv.wire.tracing import SchedulersClock
 from p3kv.worker.data_plane import DataPlane
-from p3kv.worker.handshakes import Handshakes
-from p3kv.worker.joining import Joining
-from p3kv.worker.measuring.reporting import Reporting
+from p3kv.worker.joining import Handshakes, Joining
+from p3kv.worker.measuring.measures import Reporting
 from p3kv.worker.neighbours import Neighbours, neighbourhood
 from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.script import Script, SwitchInterval

@@ -15,9 +15,9 @@ from p3kv.common.secret import account_secret, job_secret
 from p3kv.config import Launch
 from p3kv.errors import ConfigError
 from p3kv.processes.launcher import job_parts
+from p3kv.wire.credentials import CHALLENGE_BYTES, HELLO_BYTES
 from p3kv.wire.header import MAGIC, Kind
 from p3kv.wire.messages import PROTOCOL_VERSION, Abort, Failure, ReportFailure
-from p3kv.wire.proofs import CHALLENGE_BYTES, HELLO_BYTES
 from tests.jobs import (
     SCRIPTS,
     SECRET,

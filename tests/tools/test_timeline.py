@@ -43,8 +43,8 @@ from p3kv.tools.timeline import (
     typical,
     uncertainty_ns,
 )
-from p3kv.wire.clock import sample_of
 from p3kv.wire.messages import TimeTold
+from p3kv.wire.tracing import sample_of
 from tests.jobs import DEADLINE_S, run_job
 
 AHEAD_S = 1000

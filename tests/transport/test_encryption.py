@@ -18,7 +18,7 @@ from p3kv.server.admission import Handshakes
 from p3kv.transport import Link
 from p3kv.transport.tls import Tls, TlsLink, context_of_server, make_certificate
 from p3kv.wire.connection import Connection
-from p3kv.wire.proofs import Proofs
+from p3kv.wire.credentials import Proofs
 from p3kv.wire.protocol import FROM_WORKERS, Conversation
 from tests.faults import Proxy
 from tests.handling import Losing, Nobody

@@ -17,7 +17,7 @@ from p3kv.errors import ProtocolError
 from p3kv.wire.fields import Header, PushHeader
 from p3kv.wire.framing import Frame, FrameReader, FrameWriter
 from p3kv.wire.header import HEADER_BYTES, Kind
-from p3kv.wire.session import Session
+from p3kv.wire.scheduler_socket import Session
 from tests.consistency.test_schedules import RULES, SELDOM, STEPS, Moods, Script, Training, values
 from tests.handling import Told
 

@@ -17,9 +17,9 @@ import pytest
 
 from p3kv.transport import Link, Tcp
 from p3kv.wire.connection import Connection
+from p3kv.wire.credentials import NONCE_BYTES
 from p3kv.wire.header import Kind
 from p3kv.wire.messages import TOKEN_BYTES, Abort, Failure, LinkEnded, ReportFailure
-from p3kv.wire.proofs import NONCE_BYTES
 from p3kv.wire.protocol import Conversation, Phase, Rule
 from p3kv.worker.reconnecting import LONGEST_DELAY_S
 from tests.handling import Nobody

@@ -35,8 +35,8 @@ from p3kv.wire.messages import (
     decode,
     encode,
 )
-from p3kv.wire.messages.depth import MAX_DEPTH, is_too_deep
-from p3kv.wire.messages.failure import MAX_REASON_CHARS
+from p3kv.wire.messages.base import MAX_DEPTH, is_too_deep
+from p3kv.wire.messages.control import MAX_REASON_CHARS
 from p3kv.wire.messages.keys import MAX_KEY_CHARS
 from tests.jobs import DEADLINE_S, environment, output_of, results, run, start_role
 from tests.served import TOLD_S, Served, frame, shake_hands

@@ -23,7 +23,7 @@ import zmq
 
 from p3kv.common.version import VERSION
 from p3kv.transport.tls import make_knock
-from p3kv.wire.credentials import Credentials
+from p3kv.wire.credentials import HELLO_BYTES, NONCE_BYTES, Credentials
 from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
@@ -39,7 +39,6 @@ from p3kv.wire.messages import (
     decode,
     encode,
 )
-from p3kv.wire.proofs import HELLO_BYTES, NONCE_BYTES
 from tests.jobs import (
     JOIN,
     SECRET,

@@ -16,7 +16,7 @@ import zmq
 
 from p3kv.common.version import VERSION
 from p3kv.transport import Tcp
-from p3kv.wire.credentials import Credentials
+from p3kv.wire.credentials import CHALLENGE_BYTES, Credentials
 from p3kv.wire.fields import PullRowsHeader
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, Kind
 from p3kv.wire.messages import (
@@ -35,9 +35,8 @@ from p3kv.wire.messages import (
     decode,
     encode,
 )
-from p3kv.wire.proofs import CHALLENGE_BYTES
 from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, Phase
-from p3kv.wire.session import Session
+from p3kv.wire.scheduler_socket import Session
 from tests.jobs import SCRIPTS, SECRET, end, held_port, output_of, start_role
 from tests.served import (
     TOLD_S,

@@ -47,6 +47,7 @@ from p3kv.wire.messages.control import (
     BarrierReached,
     Bye,
     CallAwaited,
+    Failure,
     Finished,
     FirstSliceSize,
     FromScheduler,
@@ -87,9 +88,6 @@ from p3kv.wire.messages.data import (
     StateOutline,
     StepPushed,
     Vote,
-)
-from p3kv.wire.messages.failure import (
-    Failure,
 )
 from p3kv.wire.messages.keys import (
     DTYPES,

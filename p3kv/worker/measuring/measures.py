@@ -1,17 +1,21 @@
-"""Measurements of a worker, from all the places that count."""
+"""Measurements of a worker, and all ways in which it tells people of them."""
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any, Collection, Dict, List, Optional, Tuple
 
 from msgspec import structs
 
 from p3kv.common import words
-from p3kv.report import Verdict, verdict
+from p3kv.common.log import REPORTS
+from p3kv.config import Settings
+from p3kv.report import Verdict, rates, verdict
 from p3kv.report.forecast import Workload
 from p3kv.report.forecast.simulator import FLOAT32_BYTES
-from p3kv.report.verdict import with_own
+from p3kv.report.metrics import Metrics
+from p3kv.report.verdict import lag_words, with_own
 from p3kv.wire.control import ControlClient
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_LAYER_CHARS, Lag, WorkerNumbers
@@ -156,3 +160,81 @@ def nothing_measured() -> Dict[str, Any]:
         **structs.asdict(WorkerNumbers()),
         "links": {}, "rounds": {}, "travels": {}, "slowest_worker": None, "verdict": None,
     }  # fmt: skip
+
+
+_WORTH_A_VERDICT_S = 30.0
+"""A shorter training gets a verdict only if summaries were asked for."""
+
+_log = logging.getLogger(REPORTS)
+
+
+class Reporting:
+    """Gives scripts, the scheduler and Prometheus the worker's numbers from `begin` on, and logs
+    them."""
+
+    def __init__(self, loop: Loop, num_workers: int) -> None:
+        self._loop = loop
+        self._num_workers = num_workers
+        self._measures: Optional[Measures] = None
+        self._metrics: Optional[Metrics] = None
+        self._every_steps = 0
+        self._last = WorkerNumbers()
+        """The numbers in the last line that was logged."""
+
+    def begin(
+        self,
+        data_plane: DataPlane,
+        control: ControlClient,
+        settings: Settings,
+        local_servers: Collection[int],
+        summing: int,
+        push_bytes_s: Optional[float],
+    ) -> None:
+        """Says what is to be told, and how: see `Measures`. ConfigError if metrics can't be."""
+        _log.setLevel(logging.INFO)
+        self._measures = Measures(
+            self._loop, data_plane, control, self._num_workers, local_servers, summing,
+            push_bytes_s or 0.0,
+        )  # fmt: skip
+        self._every_steps = settings.summary_every
+        self._last = self._measures.numbers()
+        data_plane.times.on_step = self._log_if_due
+        self._metrics = Metrics(settings, "worker", data_plane.rank, self.numbers)
+
+    def _log_if_due(self, steps: int) -> None:
+        """Logs a line when so many steps have ended; in the worker's thread."""
+        if not self._every_steps or steps % self._every_steps:
+            return
+        assert self._measures is not None
+        numbers = self._measures.numbers()
+        between, self._last = rates(self._last, numbers), numbers
+        slowest = self._measures.slowest
+        behind = f"; {lag_words(slowest)}" if slowest is not None else ""
+        _log.info("step %d: %s%s", steps, between.words, behind)
+
+    def numbers(self) -> Optional[WorkerNumbers]:
+        """Measurements of the worker; from any thread."""
+        return None if self._measures is None else self._measures.numbers()
+
+    def stats(self) -> Dict[str, Any]:
+        """The same for scripts, with what the worker has been told."""
+        assert self._measures is not None
+        return self._measures.stats()
+
+    def end(self, rank: int) -> None:
+        """Logs the verdict, on worker rank 0."""
+        if self._measures is None or rank != 0:
+            return
+        if self._every_steps or self._measures.numbers().step_s > _WORTH_A_VERDICT_S:
+            for line in self._measures.lines():
+                _log.info("%s", line)
+
+    def close(self) -> None:
+        """Serves no metrics any more; may be called twice."""
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def close_in_child(self) -> None:
+        """In a forked child: closes its copy of the port."""
+        if self._metrics is not None:
+            self._metrics.close_in_child()

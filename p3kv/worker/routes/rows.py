@@ -53,7 +53,7 @@ from p3kv.wire.rows import (
     unpacked,
 )
 from p3kv.wire.slice_sizes import SliceSizesByRound
-from p3kv.wire.spans import trace_arrival, traced
+from p3kv.wire.tracing import trace_arrival, traced
 from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.transfers import Done, Pull, Push, SummedRoute, Transfer, WorkerKey

@@ -25,7 +25,7 @@ from p3kv.wire.header import (
     clock_us,
 )
 from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
-from p3kv.wire.spans import trace_arrival, traced
+from p3kv.wire.tracing import trace_arrival, traced
 from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.transfers import Pull, Push, SummedRoute, Transfer, WorkerKey, memory_at

@@ -30,8 +30,7 @@ from p3kv.wire.messages import (
     encode,
 )
 from p3kv.worker.saving.cuts import Cut
-from p3kv.worker.saving.own_part import OwnPart
-from p3kv.worker.saving.resumed_part import ResumedPart
+from p3kv.worker.saving.own_part import OwnPart, ResumedPart
 from p3kv.worker.transfers import WorkerKey
 
 _log = logging.getLogger(__name__)
