@@ -51,6 +51,7 @@ from p3kv.wire.messages import (
 )
 from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
 from p3kv.worker.data_plane import DataPlane
+from p3kv.worker.job import JobMember
 from p3kv.worker.joining import Handshakes
 from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.routes import HostSums
@@ -85,12 +86,49 @@ class _Loop(Loop):
             function(*arguments)
 
 
+class _Scheduler:
+    """Hears what processes tell the scheduler; raises it where a peer has broken the protocol."""
+
+    def __init__(self) -> None:
+        self.suspected: List[Failure] = []
+
+    def send(self, message: Any) -> None:
+        pass
+
+    def suspect(self, failure: Failure, second_hand: bool = False) -> None:
+        assert not second_hand
+        self.suspected.append(failure)
+
+
+class _StrictScheduler(_Scheduler):
+    def suspect(self, failure: Failure, second_hand: bool = False) -> None:
+        raise P3Error(failure.reason)
+
+
+class _Member(JobMember):
+    """A worker's tie to its job, without a scheduler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop.close()
+        self.loop = _Loop()
+        self.control = _StrictScheduler()  # type: ignore[assignment]
+
+    def server_says_goodbye(self) -> None:
+        pass
+
+
 class _Joining:
     """Takes the frames with which a connection to a server begins."""
+
+    link: Callable[[int], Link]
 
     def __init__(self, handshakes: Handshakes) -> None:
         self.arrivals = {Kind.CHALLENGE: handshakes.answer, Kind.WELCOME: _welcome}
         self.landings = {Kind.CHALLENGE: handshakes.land_challenge, Kind.PROBE: _no_probe}
+
+    def welcomed(self, server: int) -> None:
+        pass
 
 
 class _Neighbours(Handler):
@@ -105,16 +143,30 @@ class Worker:
     """A worker's data plane, and a script's calls."""
 
     def __init__(
-        self, rank: int, num_workers: int, num_servers: int, settings: Settings, slice_size: int
+        self,
+        rank: int,
+        num_workers: int,
+        num_servers: int,
+        settings: Settings,
+        slice_size: int,
+        job_loop: Loop,
     ) -> None:
         self.handshakes = Handshakes(KEY, rank, JobSettings.of(settings))
-        self.reconnecting: Reconnecting
         self.neighbours: Dict[int, Connection] = {}
-        self.loop = _Loop()
+        member = _Member()
+        self.loop = member.loop
+        self.joining = _Joining(self.handshakes)
+        breaks = Breaks("server", 60.0, job_loop, member.control)
+        self.reconnecting = Reconnecting(
+            job_loop,
+            self.handshakes,
+            self.joining,
+            breaks,  # type: ignore[arg-type]
+        )
         self.data_plane = DataPlane(
             _place(rank, num_workers, num_servers), settings, [], Tracer(None, "worker"),
-            Script(()), self.loop, lambda told: None, self._lost, lambda: None, _unused,
-            _Joining(self.handshakes), self.neighbours,  # type: ignore[arg-type]
+            Script(()), member, self.joining,  # type: ignore[arg-type]
+            self.reconnecting, self.neighbours,
         )  # fmt: skip
         self.servers = self.data_plane.servers
         self.tuning = self.data_plane.tuning
@@ -146,11 +198,6 @@ class Worker:
         connection = self.neighbours[rank] = Connection(link, conversation, handler, 1 << 20)
         connection.begin()
         return connection
-
-    def _lost(self, connection: Connection, reason: str) -> None:
-        if not connection.ended:
-            _lost(connection, reason)
-        self.reconnecting.begin(connection, reason, 0)
 
     def start(self) -> None:
         """Says how large slices are."""
@@ -262,11 +309,14 @@ class Server:
     """From the first worker on."""
 
     def __init__(self, rank: int, launch: Launch, settings: Settings, optimizer: Optimizer) -> None:
-        self.failures: List[Failure] = []
+        scheduler = _Scheduler()
+        self.failures = scheduler.suspected
         self.listener = MemoryListener()
         self.loop = _Loop()
         self.workers = _Workers(
-            self.loop, self._failed, lambda failure: None, settings.silence_timeout_s
+            self.loop,
+            scheduler,
+            settings.silence_timeout_s,  # type: ignore[arg-type]
         )
         self.workers.on_failure = _unused
         self._place = _place(rank, launch.num_workers, launch.num_servers)
@@ -298,10 +348,6 @@ class Server:
             self._place.rank, self._settings, job.stall_timeout_s, self.workers, self.consumer,
             JobOptimizers(),
         )  # fmt: skip
-
-    def _failed(self, failure: Failure, second_hand: bool) -> None:
-        assert not second_hand
-        self.failures.append(failure)
 
     def most_open(self) -> int:
         """The most rounds that are open of one slice."""
@@ -373,15 +419,13 @@ class MemoryJob:
         self._whole = optimizer.whole_tensors
         self.servers = [Server(rank, launch, settings, optimizer()) for rank in range(servers)]
         self.workers = [
-            Worker(rank, workers, servers, settings, slice_size) for rank in range(workers)
+            Worker(rank, workers, servers, settings, slice_size, self._loop)
+            for rank in range(workers)
         ]
         self._connections: Dict[Link, Connection] = {}
         for worker in self.workers:
             worker.data_plane.checkpoints.find(worker.data_plane.consistency)
-            breaks = Breaks("server", 60.0, self._loop.call_later, lambda failure: None, _unused)
-            worker.reconnecting = Reconnecting(
-                self._loop, worker.handshakes, self._new_link, breaks, lambda server: None, _lost
-            )
+            worker.joining.link = self._new_link
             for rank, server in enumerate(self.servers):
                 worker.connect(rank, server.listener.connect())
                 server.admission._accept()

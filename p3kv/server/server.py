@@ -40,7 +40,6 @@ from p3kv.wire.messages import (
     Failure,
     Finished,
     JobSettings,
-    LinkEnded,
     ReportFailure,
     Roster,
     ServerNumbers,
@@ -89,12 +88,6 @@ class _Server:
         self._loop = Loop()
         self._import_thread = ThreadPoolExecutor(1, "p3kv-import")
         self._failure: Optional[P3Error] = None
-        self._workers = Workers(
-            self._loop,
-            lambda failure, second_hand: self._control.suspect(failure, second_hand),
-            lambda failure: self._control.send(LinkEnded(failure)),
-            settings.silence_timeout_s,
-        )
         self._lateness = Lateness(launch.num_workers)
         self._tracer: Optional[Tracer] = None  # from the roster on
         self._consumer: Optional[Consumer] = None  # from the first worker on
@@ -102,7 +95,7 @@ class _Server:
         self._rank = UNKNOWN
         self._began_s = time.monotonic()
         self._metrics: Optional[Metrics] = None
-        self._clock = SchedulersClock(lambda message: self._control.send(message))
+        self._clock = SchedulersClock()
         self._control = ControlClient(
             launch,
             settings,
@@ -116,9 +109,11 @@ class _Server:
                 TimeTold: self._clock.take,
             },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
-            known_round=self._workers.known_round,
+            known_round=lambda: self._workers.known_round(),
             numbers=self._numbers,
         )
+        self._workers = Workers(self._loop, self._control, settings.silence_timeout_s)
+        self._control.start()
 
     def serve(self) -> None:
         """Runs until the job is finished; raises its failure."""
@@ -173,7 +168,7 @@ class _Server:
         place = Place(roster.rank, hosts[roster.rank], hosts, roster.workers, mark)
         host, *_ = self._listener.address
         self._tracer = Tracer(self._settings.trace, f"server {roster.rank}", str(host))
-        self._clock.watch(self._tracer, self._loop.call_later)
+        self._clock.watch(self._tracer, self._loop, self._control)
         proofs = Proofs(self._credentials.data_key(roster.token), roster.rank)
         admission = Admission(
             roster.rank, self._loop, self._listener,

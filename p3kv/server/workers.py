@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from typing import Callable, DefaultDict, Dict, Optional, Set
+from typing import DefaultDict, Dict, Optional, Set
 
 from p3kv.wire.breaks import Breaks
 from p3kv.wire.connection import Connection
+from p3kv.wire.control import ControlClient
 from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND, URGENT
@@ -26,23 +27,17 @@ class Workers:
     def __init__(
         self,
         loop: Loop,
-        suspect: Callable[[Failure, bool], None],
-        report_break: Callable[[Failure], None],
+        control: ControlClient,
         silence_timeout_s: float,
     ) -> None:
-        """`suspect` is told which worker is lost, and whether other processes may know a better
-        cause; `report_break` is told whose link has ended."""
         self.server = UNKNOWN
         """The rank of this server, from the roster on."""
         self.connections: Dict[int, Connection] = {}
         self.done: Set[int] = set()
         """Ranks of the workers that have said that they send nothing more."""
         self._loop = loop
-        self._suspect = suspect
-        self._breaks = Breaks(
-            "worker", silence_timeout_s, loop.call_later, report_break,
-            lambda failure: suspect(failure, True),
-        )  # fmt: skip
+        self._control = control
+        self._breaks = Breaks("worker", silence_timeout_s, loop, control)
         self.last_round: DefaultDict[int, int] = defaultdict(int)
         """By rank, how far the workers are that have pushed."""
         self.queued: DefaultDict[int, int] = defaultdict(int)
@@ -127,12 +122,12 @@ class Workers:
         """Reports that the job can't go on because of a worker; `error` names a class in
         p3kv.errors."""
         round_ = self.last_round.get(rank, UNKNOWN)
-        self._suspect(Failure(reason, "worker", rank, round_, error, hint), False)
+        self._control.suspect(Failure(reason, "worker", rank, round_, error, hint), False)
 
     def fail(self, reason: str, round: int, error: str = "P3Error") -> None:
         """Reports that the job can't go on because of this server; `error` names a class in
         p3kv.errors."""
-        self._suspect(Failure(reason, "server", self.server, round, error), False)
+        self._control.suspect(Failure(reason, "server", self.server, round, error), False)
 
     def known_round(self) -> int:
         """The newest round that any of them has pushed for; from any thread."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Callable, Dict, Optional
 
 from p3kv.wire.connection import Connection
-from p3kv.wire.control import ALIVE_EVERY_S
-from p3kv.wire.messages import Failure
+from p3kv.wire.control import ALIVE_EVERY_S, ControlClient
+from p3kv.wire.loop import Loop
+from p3kv.wire.messages import Failure, LinkEnded
 
 _log = logging.getLogger(__name__)
 
@@ -80,17 +81,16 @@ class Breaks:
         self,
         role: str,
         timeout_s: float,
-        call_later: Callable[[float, Callable[[], None]], None],
-        report: Callable[[Failure], None],
-        give_up: Callable[[Failure], None],
+        loop: Loop,
+        control: ControlClient,
     ) -> None:
-        """`role` is that of the peers. `report` is told at once of each link that ends: the peer's
-        process may have ended, and others know that better. `give_up` is told after `timeout_s`."""
+        """`role` is that of the peers. The scheduler is told at once of each link that ends: the
+        peer's process may have ended, and others know that better. After `timeout_s` a peer
+        without a link is suspected."""
         self._role = role
         self._timeout_s = timeout_s
-        self._call_later = call_later
-        self._report = report
-        self._give_up = give_up
+        self._loop = loop
+        self._control = control
         self._breaks: Dict[Connection, _Break] = {}
         """By connection, the last break: whether it is over shows when the next link ends."""
         self._warnings, self._news = _Seldom(), _Seldom()
@@ -113,7 +113,7 @@ class Breaks:
             broken = _Break(reason, round, time.strftime("%H:%M:%S"), carried_bytes)
             self._breaks[connection] = broken
         broken.since = time.monotonic()
-        self._report(self._failure(connection, broken, reason))
+        self._control.send(LinkEnded(self._failure(connection, broken, reason)))
         if not broken.warned:
             self._call_in(_WARN_AFTER_S - broken.lost_s, self._warn, connection, broken)
         self._call_in(self._timeout_s - broken.lost_s, self._end, connection, broken)
@@ -153,7 +153,7 @@ class Breaks:
             if self._breaks.get(connection) is broken and broken.since == since:
                 function(connection, broken)
 
-        self._call_later(max(0.0, delay_s), call)
+        self._loop.call_later(max(0.0, delay_s), call)
 
     def _warn(self, connection: Connection, broken: _Break) -> None:
         broken.warned = self._warnings.untold(connection) is not None
@@ -177,7 +177,7 @@ class Breaks:
                 f"there was none for {self._timeout_s:g} s in all)"
             )
         reason = f"it was lost: {broken.reason} at {broken.at}, and {vain}"
-        self._give_up(self._failure(connection, broken, reason))
+        self._control.suspect(self._failure(connection, broken, reason), second_hand=True)
 
     def _failure(self, connection: Connection, broken: _Break, reason: str) -> Failure:
         assert connection.peer is not None

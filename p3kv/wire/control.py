@@ -66,8 +66,8 @@ class ControlClient:
     `on_failure(error)` is called once, from this client's thread, when the job can't go on;
     `known_round()`, from there too, says how far this process has come, or UNKNOWN, and `numbers()`
     what it has measured, if there is anything.
-    Messages whose type is in `handlers` go there (in this client's thread); any other is the
-    answer to a `request`. All methods may be called from any thread.
+    Messages whose type is in `handlers` go there (in this client's thread), and what comes back is
+    sent; any other is the answer to a `request`. All methods may be called from any thread.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ControlClient:
         credentials: Credentials,
         listen_address: Tuple[str, int],
         transport: str,
-        handlers: Dict[type, Callable[[Any], None]],
+        handlers: Dict[type, Callable[[Any], Optional[ToScheduler]]],
         on_failure: Callable[[P3Error], None],
         known_round: Callable[[], int],
         numbers: Callable[[], Optional[Numbers]],
@@ -120,6 +120,9 @@ class ControlClient:
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="p3kv-control", daemon=True)
         self._hello = hello(launch, settings, listen_address, transport, neighbourhood)
+
+    def start(self) -> None:
+        """Begins to speak with the scheduler."""
         self._thread.start()
 
     @property
@@ -376,7 +379,9 @@ class ControlClient:
                 self._welcomed = True
                 self._changed.notify_all()
         elif type(message) in self._handlers:
-            self._handlers[type(message)](message)
+            answer = self._handlers[type(message)](message)
+            if answer is not None:
+                self.send(answer)
         else:
             with self._changed:
                 self._answers.append(message)

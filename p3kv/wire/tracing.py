@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional
+from typing import Optional
 
 from p3kv.common.tracing import RECEIVE, SEND, UNKNOWN, ClockSample, Span, Tracer, now_ns
+from p3kv.wire.control import ControlClient
 from p3kv.wire.fields import TransferHeader
 from p3kv.wire.framing import Frame, Pieces, size_of
+from p3kv.wire.loop import Loop
 from p3kv.wire.messages import AskTime, TimeTold
 
 
@@ -77,39 +79,34 @@ class SchedulersClock:
     divided between the two ways is not known.
     """
 
-    def __init__(self, send: Callable[[AskTime], None]) -> None:
-        """`send` sends a message to the scheduler; from any thread."""
-        self._send = send
+    def __init__(self) -> None:
         self._tracer: Optional[Tracer] = None
         self._left = 0
         self._best: Optional[ClockSample] = None
 
-    def watch(
-        self, tracer: Tracer, call_later: Callable[[float, Callable[[], None]], None]
-    ) -> None:
-        """Begins to ask, if `tracer` records anything; the answers go there. `call_later` is that
-        of the calling thread's loop."""
+    def watch(self, tracer: Tracer, loop: Loop, control: ControlClient) -> None:
+        """Begins to ask, if `tracer` records anything; the answers go there. In the loop's
+        thread."""
         if not tracer.enabled:
             return
         self._tracer = tracer
         if not self._left:  # else the scheduler is silent, and answers later
             self._left, self._best = _TIMES, None
-            self._ask()
-        call_later(ASK_EVERY_S, lambda: self.watch(tracer, call_later))
+            control.send(AskTime(now_ns()))
+        loop.call_later(ASK_EVERY_S, lambda: self.watch(tracer, loop, control))
 
-    def take(self, answer: TimeTold) -> None:
-        """Takes an answer, in the thread of the connection to the scheduler."""
+    def take(self, answer: TimeTold) -> Optional[AskTime]:
+        """Takes an answer, in the thread of the connection to the scheduler; returns the next
+        question, if there is one."""
         sample = sample_of(answer, now_ns())
         if self._best is None or sample.round_trip_ns < self._best.round_trip_ns:
             self._best = sample
         self._left -= 1
         if self._left > 0:
-            self._ask()
-        elif self._tracer is not None:
+            return AskTime(now_ns())
+        if self._tracer is not None:
             self._tracer.clock(self._best)
-
-    def _ask(self) -> None:
-        self._send(AskTime(now_ns()))
+        return None
 
 
 def sample_of(answer: TimeTold, now: int) -> ClockSample:

@@ -29,16 +29,17 @@ from p3kv.wire import messages
 from p3kv.wire.connection import Connection, Handler
 from p3kv.wire.fields import Header, SliceSizesHeader, StepHeader, StoreHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import INITIAL_ROUND, LAST, URGENT, Kind
-from p3kv.wire.loop import Loop
-from p3kv.wire.messages import UNKNOWN, ForwardOrder, SliceSizes, Stalled, encode
+from p3kv.wire.header import LAST, Kind
+from p3kv.wire.messages import ForwardOrder, SliceSizes, Stalled, encode
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.global_norms import GlobalNorms
+from p3kv.worker.job import JobMember
 from p3kv.worker.joining import Joining
 from p3kv.worker.measuring.step_times import ProcessorDelay, StepTimes
+from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.routes import HostSums, RowsRoute, SliceRoute
 from p3kv.worker.saving.checkpoints import Checkpoints
 from p3kv.worker.saving.cuts import Cuts
@@ -65,19 +66,14 @@ class DataPlane(Handler):
         local_servers: Collection[int],
         tracer: Tracer,
         script: Script,
-        loop: Loop,
-        report: Callable[[messages.ToScheduler], None],
-        on_lost: Callable[[Connection, str], None],
-        on_bye: Callable[[], None],
-        wait: Callable[[float], None],
+        job: JobMember,
         joining: Joining,
+        reconnecting: Reconnecting,
         neighbours: Mapping[int, Connection],
     ) -> None:
-        """`local_servers` are the ranks of the servers on this host. `report` tells the scheduler
-        what `tuning` measures, and of a script that has waited long; `wait(seconds)` raises the
-        job's failure. `on_bye` is called when a server has said its last word; `joining` takes the
-        frames with which connections begin. `neighbours` are the workers of this host with which
-        this one sums, by rank, once they are connected.
+        """`local_servers` are the ranks of the servers on this host. `joining` takes the frames
+        with which connections begin. `neighbours` are the workers of this host with which this one
+        sums, by rank, once they are connected.
 
         Raises ConfigError when there is no consistency rule or codec as the settings choose it.
         """
@@ -86,12 +82,12 @@ class DataPlane(Handler):
         self.rank = rank = place.rank
         self.servers: Dict[int, Connection] = {}
         self._settings = settings
-        self._on_lost = on_lost
-        self._on_bye = on_bye
+        self._job = job
+        self._reconnecting = reconnecting
         self.keys: Dict[int, WorkerKey] = {}
         self._tracer = tracer
         self._script = script
-        self._report = report
+        loop = job.loop
         self._orders: Dict[int, List[int]] = {}
         self._forgotten: Set[int] = set()
         """Numbers of stores of which nothing is left here."""
@@ -103,9 +99,9 @@ class DataPlane(Handler):
         self._egress = Egress(rank, self.servers, local_servers, loop)
         self.tuning = Tuning(
             rank, self.servers, sizes, settings, self.consistency.window, loop.drain, self.times,
-            self._egress, report,
+            self._egress, job.control,
         )  # fmt: skip
-        self.checkpoints = Checkpoints(place, settings, self.keys, loop, self.tell, wait)
+        self.checkpoints = Checkpoints(place, settings, self.keys, self._egress, job)
         self.steps = WorkerSteps(rank, self.servers, self.checkpoints, self.tuning)
         self.exchange = Exchange(
             self.keys, self._egress, self.steps, self.times, tracer, settings.priorities
@@ -116,12 +112,11 @@ class DataPlane(Handler):
             rank, neighbours, settings, sizes, self.tuning, self.rows, self.exchange,
         )  # fmt: skip
         self.states = StateRequests(rank, self.servers)
-        self._call_later = loop.call_later
         self._link_s = loop.drain.link_s
         self._first_s = min(settings.warn_after_s, settings.stall_timeout_s / 2)
         self._stalls = StallWarnings(rank, self.keys, self.exchange, self._first_s)
         self._silences = Silences(settings, self.servers, self.exchange)
-        self.global_norms = GlobalNorms(rank, self.tell, self.servers)
+        self.global_norms = GlobalNorms(rank, self._egress, self.servers)
         self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
         """Belongs to the thread that uses the stores."""
         self.arrivals = {
@@ -161,9 +156,9 @@ class DataPlane(Handler):
         self._silences.look(now_s)
         self._stalls.look(now_s)
         if self._script.has_waited_for(self._first_s, now_s):
-            self._report(self.whereabouts())
+            self._job.control.send(self.whereabouts())
         self._forget_idle()
-        self._call_later(LOOK_EVERY_S, self.look_for_silences)
+        self._job.loop.call_later(LOOK_EVERY_S, self.look_for_silences)
 
     def whereabouts(self, asked: Sequence[Tuple[int, int]] = ()) -> messages.Whereabouts:
         """Where the script is, and for which of these rounds of keys it has not pushed."""
@@ -223,7 +218,7 @@ class DataPlane(Handler):
             self._orders.pop(store, None)
             for its_keys in (store, messages.MAX_STORE - store):  # and those beside
                 self.tell(StoreHeader(Kind.FORGET, self.rank, store=its_keys))
-                self._report(messages.StoreForgotten(its_keys))
+                self._job.control.send(messages.StoreForgotten(its_keys))
             done()
 
     @property
@@ -235,8 +230,7 @@ class DataPlane(Handler):
         self, header: Header, words: bytes = b"", servers: Optional[Iterable[int]] = None
     ) -> None:
         """Sends a frame that carries no slice to `servers`, by default to all."""
-        for server in self.servers if servers is None else servers:
-            self.servers[server].writer.push(Frame(URGENT, header, memoryview(words)))
+        self._egress.tell(header, words, servers)
 
     def say_goodbye(self) -> None:
         """Tells all servers that nothing more comes, after all that is queued for them."""
@@ -248,8 +242,7 @@ class DataPlane(Handler):
     @property
     def known_round(self) -> int:
         """The newest round for which a transfer was sent, or UNKNOWN; from any thread."""
-        newest = self.exchange.round
-        return newest if newest > INITIAL_ROUND else UNKNOWN
+        return self.exchange.known_round
 
     def forward_order(self, store: int) -> List[messages.Key]:
         """A store's keys in the order in which the forward pass needs them; from any thread."""
@@ -267,7 +260,14 @@ class DataPlane(Handler):
         self.tell(Header(Kind.ORDER, self.rank), encode(order))
 
     def lost(self, connection: Connection, reason: str) -> None:
-        self._on_lost(connection, reason)
+        if connection.ended and not connection.conversation.over:
+            self._reconnecting.begin(connection, reason, self.known_round)
+            return
+        self._job.loop.remove_connection(connection)
+        if not connection.ended and connection.peer is not None:
+            reason = f"it broke the protocol: {reason}"
+            failure = messages.Failure(reason, "server", connection.peer, self.known_round)
+            self._job.control.suspect(failure)
 
     def _take_slice_sizes(
         self, connection: Connection, header: SliceSizesHeader, sizes: SliceSizes
@@ -285,4 +285,4 @@ class DataPlane(Handler):
         self._stalls.note(stalled, time.monotonic())
 
     def _take_bye(self, connection: Connection, header: Header, _: None) -> None:
-        self._on_bye()
+        self._job.server_says_goodbye()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Collection, Dict, List, Mapping
+from typing import Collection, Dict, Iterable, List, Mapping, Optional
 
 from p3kv.wire.connection import Connection
-from p3kv.wire.fields import StepHeader
+from p3kv.wire.fields import Header, StepHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import URGENT, Kind
 from p3kv.wire.loop import Loop
@@ -79,6 +79,13 @@ class Egress:
             for connection in self._servers.values():
                 connection.writer.take_turns(in_turn)
 
+    def tell(
+        self, header: Header, words: bytes = b"", servers: Optional[Iterable[int]] = None
+    ) -> None:
+        """Sends a frame that carries no slice to `servers`, by default to all; it passes gates."""
+        for server in self._servers if servers is None else servers:
+            self._servers[server].writer.push(Frame(URGENT, header, memoryview(words)))
+
     def values_complete(self) -> None:
         """Announces that this worker waits for no values now, if all of the step have begun."""
         if self._size_bytes >= self._before_bytes:
@@ -123,5 +130,4 @@ class Egress:
             return
         self._told = step
         header = StepHeader(Kind.OPEN, self._rank, step=step)
-        for server in self._local_servers:
-            self._servers[server].writer.push(Frame(URGENT, header))
+        self.tell(header, servers=self._local_servers)

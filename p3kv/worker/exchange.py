@@ -84,6 +84,11 @@ class Exchange:
         """How many transfers wait for the rest of their values."""
         self._finished: Optional[Future[Any]] = None
 
+    @property
+    def known_round(self) -> int:
+        """The newest round for which a transfer was sent, or UNKNOWN; from any thread."""
+        return self.round if self.round > INITIAL_ROUND else UNKNOWN
+
     def set_order(self, key_ids: Sequence[int]) -> None:
         """Sends from now on in the order of these keys."""
         self._positions = {key_id: position for position, key_id in enumerate(key_ids)}

@@ -6,13 +6,14 @@ from __future__ import annotations
 import logging
 import math
 from concurrent.futures import Future
-from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import NormHeader, ScaleHeader, StepHeader
 from p3kv.wire.header import Kind
 from p3kv.wire.messages import Norm, Scale, Squares, StepPushed, Vote, encode
+from p3kv.worker.egress import Egress
 
 _log = logging.getLogger(__name__)
 
@@ -61,11 +62,10 @@ class GlobalNorms:
     workers only vote, and hear the norm. Belongs to the worker's thread.
     """
 
-    def __init__(self, rank: int, tell: Callable[..., None], servers: Collection[int]) -> None:
-        """`tell(header, words, servers)` sends a frame without a slice. `servers` are the ranks of
-        all servers, once they are connected."""
+    def __init__(self, rank: int, egress: Egress, servers: Collection[int]) -> None:
+        """`servers` are the ranks of all servers, once they are connected."""
         self._rank = rank
-        self._tell = tell
+        self._egress = egress
         self._servers = servers
         self._waiting: Dict[int, _Waiting] = {}
         """By step, in the order of steps."""
@@ -82,7 +82,7 @@ class GlobalNorms:
     def begin(self, step: int) -> None:
         """Has the servers hold a step's rounds, before the step's first slice is sent."""
         if self._rank == 0:
-            self._tell(StepHeader(Kind.CLIPPED, self._rank, step=step))
+            self._egress.tell(StepHeader(Kind.CLIPPED, self._rank, step=step))
 
     def end_pushes(self, clipped: ClippedStep) -> None:
         """Says that a step has no further pushes; their transfers may still be to begin."""
@@ -91,12 +91,12 @@ class GlobalNorms:
         self._waiting[clipped.step] = _Waiting(clipped)
         header = StepHeader(Kind.STEP_PUSHED, self._rank, step=clipped.step)
         for server in self._servers:
-            self._tell(header, encode(StepPushed(clipped.elems.get(server, 0))), [server])
+            self._egress.tell(header, encode(StepPushed(clipped.elems.get(server, 0))), [server])
 
     def vote(self, store: int, number: int, drops: bool, factor: float) -> None:
         """Says whether this worker drops a step of which all workers vote."""
         header = NormHeader(Kind.VOTE, self._rank, store=store, number=number)
-        self._tell(header, encode(Vote(drops, factor)), [_OF_VOTES])
+        self._egress.tell(header, encode(Vote(drops, factor)), [_OF_VOTES])
 
     def take_squares(self, connection: Connection, header: StepHeader, squares: Squares) -> None:
         """Takes a server's part of a norm."""
@@ -156,7 +156,7 @@ class GlobalNorms:
                 early = NormHeader(
                     Kind.NORM, self._rank, store=clipped.store, number=clipped.number
                 )
-                self._tell(early, encode(Norm(norm)), [_OF_VOTES])
+                self._egress.tell(early, encode(Norm(norm)), [_OF_VOTES])
                 return
             is_dropped = is_dropped or voted
         del self._waiting[clipped.step]
@@ -173,7 +173,7 @@ class GlobalNorms:
         )
         for server in self._servers:
             told = Scale(scale, norm, server == _OF_VOTES, is_dropped)
-            self._tell(header, encode(told), [server])
+            self._egress.tell(header, encode(told), [server])
         self._answer()
 
     def _answer(self) -> None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from p3kv.common.addresses import endpoint
 from p3kv.config import Settings
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.transport import Link, make_transport
 from p3kv.wire.connection import Connection, Landing, new_memory
-from p3kv.wire.control import ControlClient
 from p3kv.wire.credentials import CHALLENGE_BYTES, NONCE_BYTES, Proofs, is_right, nonce
 from p3kv.wire.fields import Header, HelloHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import MAGIC, MAX_PROBE_BYTES, URGENT, Kind
-from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     TOKEN_BYTES,
@@ -34,6 +31,7 @@ from p3kv.wire.messages import (
     Roster,
     encode,
 )
+from p3kv.worker.job import JobMember
 
 
 class _Hello(NamedTuple):
@@ -117,14 +115,10 @@ class Probe:
     Belongs to the worker's thread.
     """
 
-    def __init__(
-        self, rank: int, servers: Mapping[int, Connection], done: Callable[[Measured], None]
-    ) -> None:
-        """Calls `done` with what was measured when all frames are back."""
+    def __init__(self, rank: int, servers: Mapping[int, Connection]) -> None:
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
         self._header = Header(Kind.PROBE, rank)
         self._servers = servers
-        self._done = done
         self._sent_s = 0.0
         self._began_s: Optional[float] = None
         self._under_way: Dict[Connection, int] = {}
@@ -154,8 +148,9 @@ class Probe:
             raise ProtocolError(f"it sent {header.payload_bytes} bytes back that nobody sent")
         return self._scratch, None
 
-    def take(self, connection: Connection) -> None:
-        """Counts an echo, and sends the next frame unless the time is over."""
+    def take(self, connection: Connection) -> Optional[Measured]:
+        """Counts an echo, and sends the next frame unless the time is over; returns what was
+        measured when all frames are back."""
         self._under_way[connection] -= 1
         now_s = time.monotonic()
         if self._began_s is None:
@@ -166,8 +161,9 @@ class Probe:
             if elapsed_s >= _SETTLE_S:
                 self._counted_bytes[connection] += len(_NOTHING)
             self._send(connection)
-        if not self.silent:
-            self._done(Measured(self._rate_bytes_s(), self._flows_bytes_s()))
+        if self.silent:
+            return None
+        return Measured(self._rate_bytes_s(), self._flows_bytes_s())
 
     def _send(self, connection: Connection) -> None:
         self._under_way[connection] += 1
@@ -193,25 +189,18 @@ class Joining:
 
     def __init__(
         self,
-        control: ControlClient,
-        loop: Loop,
+        job: JobMember,
         settings: Settings,
         roster: Roster,
         handshakes: Handshakes,
         transport_key: bytes,
-        check: Callable[[], None],
-        changed: threading.Condition,
     ) -> None:
-        """`transport_key` is for transports that encrypt (`Credentials.transport_key`). All waits
-        are on `changed`; `check` is called each time and raises the job's failure."""
-        self._control = control
-        self._loop = loop
+        """`transport_key` is for transports that encrypt (`Credentials.transport_key`)."""
+        self._job = job
         self._settings = settings
         self._roster = roster
         self._handshakes = handshakes
         self._transport_key = transport_key
-        self._check = check
-        self._changed = changed
         self.arrivals: Mapping[int, Callable[[Connection, Any, Any], None]] = {
             Kind.CHALLENGE: self._handshakes.answer,
             Kind.WELCOME: self._begin,
@@ -227,19 +216,18 @@ class Joining:
         self._probe: Optional[Probe] = None
         self._measured: Optional[Measured] = None
 
-    def connect(self, make: Callable[[int, Link], Connection], place: str) -> None:
-        """Connects to all servers, and says hello to each.
+    def links(self, place: str) -> Iterator[Tuple[int, Link]]:
+        """Connects to all servers: gives the rank of each, and a link to it. `place`: where the
+        script is.
 
-        `make` makes the link to a server, given by rank, a connection. `place`: where the script
-        is. Raises ConfigError when
-        workers have different settings, or a transport is unknown or can't be encrypted here,
-        P3Error when a server can't be reached.
+        Raises ConfigError when workers have different settings, or a transport is unknown or can't
+        be encrypted here, P3Error when a server can't be reached.
         """
         roster, job = self._roster, JobSettings.of(self._settings)
-        self._control.request(Ready(job, place), Agreed)
+        self._job.control.request(Ready(job, place), Agreed)
         for server, (host, port, _) in enumerate(roster.servers):
             try:
-                link = self.link(server)
+                yield server, self.link(server)
             except OSError as error:
                 failure = Failure(
                     f"worker {roster.rank} can't connect to it at {endpoint(host, port)}: "
@@ -250,13 +238,16 @@ class Joining:
                     "set for the server, choose another.",
                 )
                 # The server may have ended for a reason that another process knows.
-                self._control.suspect(failure, second_hand=True)
-                self._control.wait_for_failure()
-            connection = self._servers[server] = make(server, link)
-            self._loop.add_connection(connection)
-            self._handshakes.begin(connection, server)
-            # At once: a server closes connections that say nothing when there are too many.
-            self._loop.send_now(connection)
+                self._job.control.suspect(failure, second_hand=True)
+                self._job.control.wait_for_failure()
+
+    def greet(self, server: int, connection: Connection) -> None:
+        """Serves the connection to a server from now on, and says hello."""
+        self._servers[server] = connection
+        self._job.loop.add_connection(connection)
+        self._handshakes.begin(connection, server)
+        # At once: a server closes connections that say nothing when there are too many.
+        self._job.loop.send_now(connection)
 
     @property
     def rate_bytes_s(self) -> Optional[float]:
@@ -286,9 +277,9 @@ class Joining:
 
     def welcomed(self, server: int) -> None:
         """A server serves this worker from now on."""
-        with self._changed:
+        with self._job.changed:
             self._welcomed_by.add(server)
-            self._changed.notify_all()
+            self._job.changed.notify_all()
 
     def _land_echo(self, connection: Connection, header: Header) -> Landing:
         if self._probe is None:
@@ -297,16 +288,20 @@ class Joining:
 
     def _take_echo(self, connection: Connection, header: Header, _: None) -> None:
         assert self._probe is not None
-        self._probe.take(connection)
+        measured = self._probe.take(connection)
+        if measured is not None:
+            with self._job.changed:
+                self._measured = measured
+                self._job.changed.notify_all()
 
     def wait_for_welcome(self) -> None:
         """Waits until all servers have answered. Raises P3Error when one does not, and the job's
         failure."""
         deadline = time.monotonic() + _WELCOME_S
         servers = self._roster.servers
-        with self._changed:
+        with self._job.changed:
             while len(self._welcomed_by) < len(servers):
-                self._check()
+                self._job.check()
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     silent = next(s for s in range(len(servers)) if s not in self._welcomed_by)
@@ -318,22 +313,22 @@ class Joining:
                         "Does its process still run, and is the address its own? DMLC_INTERFACE or "
                         "DMLC_NODE_HOST, set for the server, choose another.",
                     )
-                self._changed.wait(left_s)
+                self._job.changed.wait(left_s)
 
     def _blame(self, server: int, reason: str, hint: str) -> P3Error:
         """Tells all processes why a server can't be reached; returns it as an error."""
         failure = Failure(reason, "server", server, hint=hint)
-        self._control.send(ReportFailure(failure))
+        self._job.control.send(ReportFailure(failure))
         return failure.to_error()
 
     def _measured_slice_size(self) -> int:
-        self._probe = Probe(self._roster.rank, self._servers, self._probed)
-        self._loop.call_soon(self._probe.begin)
+        self._probe = Probe(self._roster.rank, self._servers)
+        self._job.loop.call_soon(self._probe.begin)
         silence_s = self._settings.silence_timeout_s
         deadline = time.monotonic() + _MEASURE_S + silence_s
-        with self._changed:
+        with self._job.changed:
             while self._measured is None:
-                self._check()
+                self._job.check()
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 and self._probe.silent:
                     raise self._blame(
@@ -343,8 +338,8 @@ class Joining:
                         "Small frames have reached it. Does the network between let large packets "
                         "pass (its MTU)? P3KV_SLICE_SIZE has nobody measure.",
                     )
-                self._changed.wait(max(left_s, _LOOK_EVERY_S))
-        answer = self._control.request(
+                self._job.changed.wait(max(left_s, _LOOK_EVERY_S))
+        answer = self._job.control.request(
             self._measured, FirstSliceSize, "all workers to measure the network"
         )
         _log.info(
@@ -352,8 +347,3 @@ class Joining:
             answer.slice_size, self._measured.rate_bytes_s / 1e6,
         )  # fmt: skip
         return int(answer.slice_size)
-
-    def _probed(self, measured: Measured) -> None:
-        with self._changed:
-            self._measured = measured
-            self._changed.notify_all()

@@ -9,7 +9,7 @@ import struct
 import time
 from contextlib import suppress
 from hashlib import sha256
-from typing import Callable, Dict, Optional, Sequence, Set
+from typing import Dict, Optional, Sequence, Set
 
 from p3kv.errors import P3Error
 from p3kv.transport.sockets import SocketLink
@@ -17,8 +17,10 @@ from p3kv.wire.connection import Connection, Handler
 from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import ACKNOWLEDGE, LAST, Kind
-from p3kv.wire.loop import Loop
+from p3kv.wire.messages import Failure, LinkEnded
 from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
+from p3kv.worker.exchange import Exchange
+from p3kv.worker.job import JobMember
 from p3kv.worker.routes import HostSums
 
 _CONNECT_S = 60.0
@@ -49,48 +51,46 @@ class Neighbours(Handler):
     of the same user is a neighbour.
     """
 
-    def __init__(
-        self, rank: int, ranks: Sequence[int], key: bytes, heard_goodbye: Callable[[], None]
-    ) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int], key: bytes, job: JobMember) -> None:
         """Listens from now on, if there are others. `ranks`: of all workers of the host, this one
-        too; `key` is that of data connections. `heard_goodbye` is called once for each to which
-        this worker has said goodbye, when it has received all frames, or has ended."""
+        too; `key` is that of data connections."""
         self.connections: Dict[int, Connection] = {}
         self._rank = rank
         self._ranks = ranks
         self._key = key
         self._goodbyes: Set[int] = set()
-        self._heard_goodbye = heard_goodbye
+        self._job = job
         self._listener: Optional[socket.socket] = None
         if len(ranks) > 1:
             self._listener = _socket()
             self._listener.bind(self._name(rank))
             self._listener.listen(len(ranks))
 
-    def connect(
-        self,
-        loop: Loop,
-        sums: HostSums,
-        on_lost: Callable[[Connection, str], None],
-        check: Callable[[], None],
-    ) -> None:
-        """Connects to all of them, which must all listen; `loop` serves the connections.
-
-        `on_lost` is told of each that is lost. `check` is called while this waits, and raises the
-        job's failure. Raises P3Error where a neighbour does not come.
-        """
-        self.arrivals, self.landings, self._on_lost = sums.arrivals, sums.landings, on_lost
-        for rank, sock in self._sockets(check).items():
+    def connect(self, sums: HostSums, exchange: Exchange) -> None:
+        """Connects to all of them, which must all listen; the job's loop serves the connections.
+        Raises P3Error where a neighbour does not come."""
+        self.arrivals, self.landings, self._exchange = sums.arrivals, sums.landings, exchange
+        for rank, sock in self._sockets().items():
             conversation = Conversation(FROM_NEIGHBOURS, "worker")
             conversation.peer = rank
             connection = Connection(SocketLink(sock), conversation, self, _BUFFER_BYTES)
             connection.in_network = False
             connection.begin()
             self.connections[rank] = connection
-            loop.add_connection(connection)
+            self._job.loop.add_connection(connection)
 
     def lost(self, connection: Connection, reason: str) -> None:
-        self._on_lost(connection, reason)
+        self._job.loop.remove_connection(connection)
+        assert connection.peer is not None
+        self.ended(connection.peer)
+        known_round = self._exchange.known_round
+        if connection.ended and not connection.conversation.over:
+            # No network is between the two: the process has ended, and the scheduler knows why.
+            failure = Failure(reason, "worker", connection.peer, known_round)
+            self._job.control.send(LinkEnded(failure))
+        elif not connection.ended:
+            reason = f"it broke the protocol: {reason}"
+            self._job.control.suspect(Failure(reason, "worker", connection.peer, known_round))
 
     def say_goodbye(self, words: bytes) -> None:
         """Tells all that nothing more comes. Belongs to the loop's thread."""
@@ -108,14 +108,14 @@ class Neighbours(Handler):
         """A neighbour has received this worker's goodbye, or has ended."""
         if rank in self._goodbyes:
             self._goodbyes.remove(rank)
-            self._heard_goodbye()
+            self._job.goodbye_answered()
 
-    def close(self, loop: Loop) -> None:
+    def close(self) -> None:
         """Ends all connections; may be called twice."""
         if self._listener is not None:
             self._listener.close()
         for connection in self.connections.values():
-            loop.remove_connection(connection)
+            self._job.loop.remove_connection(connection)
 
     def close_in_child(self) -> None:
         """In a forked child: closes its copies of the sockets."""
@@ -124,7 +124,7 @@ class Neighbours(Handler):
         for connection in self.connections.values():
             connection.close()
 
-    def _sockets(self, check: Callable[[], None]) -> Dict[int, socket.socket]:
+    def _sockets(self) -> Dict[int, socket.socket]:
         """Connects to workers of lower ranks, and waits for those of higher ranks."""
         found: Dict[int, socket.socket] = {}
         if self._listener is None:
@@ -132,11 +132,11 @@ class Neighbours(Handler):
         deadline = time.monotonic() + _CONNECT_S
         for rank in self._ranks:
             if rank < self._rank:
-                found[rank] = self._connected(rank, deadline, check)
+                found[rank] = self._connected(rank, deadline)
         names = {self._name(rank, self._rank): rank for rank in self._ranks if rank > self._rank}
         self._listener.settimeout(_LOOK_EVERY_S)
         while len(found) < len(self._ranks) - 1:
-            check()
+            self._job.check()
             with suppress(socket.timeout):
                 sock, name = self._listener.accept()
                 if name in names and _is_ours(sock):
@@ -148,13 +148,13 @@ class Neighbours(Handler):
                 raise P3Error(f"worker {missing[0]}, on the same host, did not connect")
         return found
 
-    def _connected(self, rank: int, deadline: float, check: Callable[[], None]) -> socket.socket:
+    def _connected(self, rank: int, deadline: float) -> socket.socket:
         """A socket to a neighbour, which may have no room for it until it accepts."""
         sock = _socket()
         sock.bind(self._name(self._rank, rank))  # tells who connects
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LOOK_EVERY)
         while True:
-            check()
+            self._job.check()
             try:
                 sock.connect(self._name(rank))
                 break

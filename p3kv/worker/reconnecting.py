@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import Callable, Dict, NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional
 
 from p3kv.errors import ProtocolError
 from p3kv.transport import Link
@@ -15,7 +15,7 @@ from p3kv.wire.header import Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import DataWelcome
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
-from p3kv.worker.joining import Handshakes
+from p3kv.worker.joining import Handshakes, Joining
 
 _FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 1.0
 _WELCOME_S = 10.0
@@ -43,20 +43,13 @@ class Reconnecting(Handler):
         self,
         loop: Loop,
         handshakes: Handshakes,
-        connect: Callable[[int], Link],
+        joining: Joining,
         breaks: Breaks,
-        begun: Callable[[int], None],
-        lose: Callable[[Connection, str], None],
     ) -> None:
-        """`connect` makes a link to a server, given by rank; OSError if it can't. `begun` is told
-        of a server that welcomes this worker for the first time. `lose` ends a connection whose
-        server breaks the protocol."""
         self._loop = loop
         self._handshakes = handshakes
-        self._connect = connect
+        self._joining = joining
         self._breaks = breaks
-        self._begun = begun
-        self._lose = lose
         self._attempts: Dict[Connection, _Attempt] = {}
         """By the connection that shakes hands."""
         self.arrivals = {Kind.CHALLENGE: handshakes.answer, Kind.WELCOME: self._welcomed}
@@ -81,7 +74,7 @@ class Reconnecting(Handler):
         link: Optional[Link] = None
         try:
             assert connection.peer is not None
-            link = self._connect(connection.peer)
+            link = self._joining.link(connection.peer)
         except OSError:
             pass  # tried again
         finally:
@@ -132,11 +125,11 @@ class Reconnecting(Handler):
         try:
             connection.resume(welcome.received, ahead=ahead)
         except ProtocolError as error:
-            self._lose(connection, str(error))
+            connection.handler.lost(connection, str(error))
             return
         if begins:
             assert connection.peer is not None
-            self._begun(connection.peer)
+            self._joining.welcomed(connection.peer)
 
     def close(self) -> None:
         """The job has failed, or this worker leaves it: no link is made any more."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import Counter, deque
-from typing import Callable, Deque, Mapping, Optional
+from typing import Deque, Mapping, Optional
 
 from p3kv.config import Settings
 from p3kv.errors import ProtocolError
 from p3kv.slicing import LEAST_CREDIT_BYTES, gradient_credit_bytes
 from p3kv.wire.connection import Connection
+from p3kv.wire.control import ControlClient
 from p3kv.wire.fields import SliceSizesHeader
-from p3kv.wire.framing import Frame
-from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
+from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.loop import Drain
 from p3kv.wire.messages import Measured, SliceSizes, encode
 from p3kv.wire.slice_sizes import SliceSizesByRound
@@ -73,10 +73,9 @@ class Tuning:
         drain: Drain,
         times: StepTimes,
         egress: Egress,
-        report: Callable[[Measured], None],
+        control: ControlClient,
     ) -> None:
-        """`window`: how many rounds of a key may be open by the job's rule. `report` tells the
-        scheduler."""
+        """`window`: how many rounds of a key may be open by the job's rule."""
         self._rank = rank
         self._servers = servers
         self._sizes = sizes
@@ -85,7 +84,7 @@ class Tuning:
         self._drain = drain
         self._times = times
         self._egress = egress
-        self._report = report
+        self._control = control
         self._seen = Drain()
         self._seen_step_s = self._seen_waiting_s = 0.0
         self._rates: Deque[float] = deque(maxlen=_STEPS)
@@ -120,10 +119,8 @@ class Tuning:
 
     def announce(self, from_round: int, sizes: SliceSizes) -> None:
         """Sets the slice sizes from a round on, and tells the servers first."""
-        words = memoryview(encode(sizes))
         header = SliceSizesHeader(Kind.SLICE_SIZES, self._rank, from_round=from_round)
-        for connection in self._servers.values():
-            connection.writer.push(Frame(URGENT, header, words))
+        self._egress.tell(header, encode(sizes))
         if from_round == INITIAL_ROUND:
             self._sizes.begin(sizes)
             self._share_credit()
@@ -208,4 +205,4 @@ class Tuning:
         same_rate = rate_bytes_s == told.rate_bytes_s or news[0] < rate_bytes_s < news[1]
         if not same_rate or abs(waiting - told.waiting) > _MORE_WAITING:
             self._told = Measured(rate_bytes_s, waiting=waiting)
-            self._report(self._told)
+            self._control.send(self._told)

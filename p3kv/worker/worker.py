@@ -9,7 +9,6 @@ import logging
 import os
 import threading
 import time
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Union
@@ -28,16 +27,13 @@ from p3kv.errors import (
     NotFiniteError,
     NotSupportedError,
     P3Error,
-    ProtocolError,
     in_one_line,
 )
 from p3kv.wire.address import own_address
 from p3kv.wire.breaks import Breaks
-from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     UNKNOWN,
     AskWhereabouts,
@@ -46,15 +42,16 @@ from p3kv.wire.messages import (
     Bye,
     Failure,
     JobSettings,
-    LinkEnded,
     NewSliceSizes,
     ReportFailure,
     Roster,
     SliceSizes,
     TimeTold,
+    Whereabouts,
 )
 from p3kv.wire.tracing import SchedulersClock
 from p3kv.worker.data_plane import DataPlane
+from p3kv.worker.job import JobMember
 from p3kv.worker.joining import Handshakes, Joining
 from p3kv.worker.measuring.measures import Reporting
 from p3kv.worker.neighbours import Neighbours, neighbourhood
@@ -68,7 +65,7 @@ _log = logging.getLogger(__name__)
 _CLOSE_S = 10.0
 
 
-class Worker:
+class Worker(JobMember):
     """This process's part in the job.
 
     Creating it registers the process with the scheduler; `start` joins the job. Transfers
@@ -90,40 +87,36 @@ class Worker:
         self._reconnecting: Optional[Reconnecting] = None
         self._neighbours: Optional[Neighbours] = None
         self._num_stores = 0
-        self._failure: Optional[P3Error] = None
-        self._state_changed = threading.Condition()
         self.script = Script(libraries)
         self.started = False
         """Whether this process has a store that has joined the job."""
         self.slice_elems = 0
         """Elements of the first slices, the same for all workers; once it has joined."""
-        self._closed = False
-        self._byes_left = 0
         self._switch_interval = SwitchInterval()
         self._credentials = Credentials(launch.common_secret)
-        self._clock = SchedulersClock(lambda message: self._control.send(message))
-        # After all that may fail: nobody would close its sockets.
-        self._loop = Loop()
-        self._reporting = Reporting(self._loop, self.num_workers)
+        self._clock = SchedulersClock()
+        super().__init__()  # after all that may fail: nobody would close its sockets
+        self._reporting = Reporting(self, self.num_workers)
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
-        self._control = ControlClient(
+        self.control = ControlClient(
             launch,
             settings,
             self._credentials,
             (self.address, 0),
             "",
             {
-                NewSliceSizes: lambda message: self._loop.call_soon(
+                NewSliceSizes: lambda message: self.loop.call_soon(
                     self._joined.tuning.want, message.sizes
                 ),
                 TimeTold: self._clock.take,
-                AskWhereabouts: self._tell_whereabouts,
+                AskWhereabouts: self._whereabouts,
             },
-            on_failure=lambda error: self._loop.call_soon(self._fail, error),
+            on_failure=lambda error: self.loop.call_soon(self._fail, error),
             known_round=self._known_round,
             numbers=lambda: self._reporting.numbers(),
             neighbourhood=neighbourhood(),
         )
+        self.control.start()
         os.register_at_fork(after_in_child=self._close_in_child)
 
     # Joining and leaving.
@@ -136,8 +129,8 @@ class Worker:
         """
         self.settings = settings
         apply_verbosity(settings)
-        self._control.wait_until_welcome(settings.rendezvous_timeout_s)
-        roster = self._control.wait_for(Roster, "all processes to start")
+        self.control.wait_until_welcome(settings.rendezvous_timeout_s)
+        roster = self.control.wait_for(Roster, "all processes to start")
         self.rank = roster.rank
         self.on_this_host = roster.neighbours or (self.rank,)
         name_rank(self.rank)
@@ -145,38 +138,27 @@ class Worker:
         key = self._credentials.data_key(roster.token)
         job = JobSettings.of(settings)
         handshakes = Handshakes(key, self.rank, job)
-        joining = Joining(
-            self._control, self._loop, settings, roster, handshakes,
-            self._credentials.transport_key(), self.check, self._state_changed,
-        )  # fmt: skip
+        transport_key = self._credentials.transport_key()
+        joining = Joining(self, settings, roster, handshakes, transport_key)
         local_servers = self._local_servers(roster)
         self._features = self._job_features(roster, job)
         sums = has_effect(Feature.LOCAL_AGGREGATION, self._features)
         neighbours = self._neighbours = Neighbours(
-            self.rank, roster.neighbours if sums else (), key, self._heard_goodbye
+            self.rank, roster.neighbours if sums else (), key, self
         )
-        breaks = Breaks(
-            "server", settings.silence_timeout_s, self._loop.call_later,
-            lambda failure: self._control.send(LinkEnded(failure)),
-            lambda failure: self._control.suspect(failure, second_hand=True),
-        )  # fmt: skip
-        self._reconnecting = Reconnecting(
-            self._loop, handshakes, joining.link, breaks, joining.welcomed, self._on_lost
-        )
+        breaks = Breaks("server", settings.silence_timeout_s, self.loop, self.control)
+        reconnecting = self._reconnecting = Reconnecting(self.loop, handshakes, joining, breaks)
         hosts, mark = [host for host, *_ in roster.servers], self._credentials.mark
         place = Place(self.rank, self.address, hosts, roster.workers, partial(mark, roster.token))
         try:
-            self._data_plane = DataPlane(
-                place, settings, local_servers, self.tracer, self.script, self._loop,
-                self._control.send,
-                self._on_lost, self._received_bye, self._wait, joining,
-                neighbours.connections,
+            data_plane = self._data_plane = DataPlane(
+                place, settings, local_servers, self.tracer, self.script, self, joining,
+                reconnecting, neighbours.connections,
             )  # fmt: skip
-            self._data_plane.checkpoints.find(self._data_plane.consistency)
-            joining.connect(self._data_plane.connect, self.script.place())
-            neighbours.connect(
-                self._loop, self._data_plane.host_sums, self._on_neighbour_lost, self.check
-            )
+            data_plane.checkpoints.find(data_plane.consistency)
+            for server, link in joining.links(self.script.place()):
+                joining.greet(server, data_plane.connect(server, link))
+            neighbours.connect(data_plane.host_sums, data_plane.exchange)
         except (CheckpointError, ConfigError, NotSupportedError) as error:
             self._tell_why(error)
             raise
@@ -194,45 +176,32 @@ class Worker:
         sums = has_effect(Feature.LOCAL_AGGREGATION, with_rule)
         summing = 1 + len(neighbours.connections) if sums else 1
         self._reporting.begin(
-            self._data_plane,
-            self._control,
-            settings,
-            local_servers,
-            summing,
-            joining.rate_bytes_s,
+            self._data_plane, settings, local_servers, summing, joining.rate_bytes_s
         )
-        self._loop.call_soon(
-            self._data_plane.tuning.announce, INITIAL_ROUND, SliceSizes(slice_size)
-        )
-        self._loop.call_soon(self._data_plane.look_for_silences)
-        self._loop.call_soon(self._clock.watch, self.tracer, self._loop.call_later)
-        self._loop.call_soon(self._data_plane.checkpoints.announce)
+        self.loop.call_soon(self._data_plane.tuning.announce, INITIAL_ROUND, SliceSizes(slice_size))
+        self.loop.call_soon(self._data_plane.look_for_silences)
+        self.loop.call_soon(self._clock.watch, self.tracer, self.loop, self.control)
+        self.loop.call_soon(self._data_plane.checkpoints.announce)
 
     def _tell_why(self, error: P3Error) -> None:
         """Tells all processes why this one can't join. Raises the error as they see it, unless it
         is the job's failure, of which all know."""
         if error.role is None:
             failure = Failure(str(error), "worker", self.rank, error=type(error).__name__)
-            self._control.send(ReportFailure(failure))
+            self.control.send(ReportFailure(failure))
             raise failure.to_error() from error
-
-    def _wait(self, seconds: float) -> None:
-        """Waits; raises the job's failure."""
-        with self._state_changed:
-            self.check()
-            self._state_changed.wait(seconds)
 
     def abort(self, reason: str) -> None:
         """Ends the job because this process can't go on, and tells all processes the reason.
 
         Transfers that are under way end with an error, and so do those that begin until `close`.
         """
-        if self._failure is None and not self._closed:
+        if self.failure is None and not self.has_left:
             failure = Failure(reason, "worker", self.rank, self._known_round(), "P3Error")
-            self._control.send(ReportFailure(failure))
+            self.control.send(ReportFailure(failure))
             # Sent first, so that no process sees these connections end before it knows the reason.
-            self._control.close()
-            self._loop.call_soon(self._fail, failure.to_error())
+            self.control.close()
+            self.loop.call_soon(self._fail, failure.to_error())
 
     def script_ends(self) -> None:
         """Says that the script has ended in order, before anything changes that it has trained:
@@ -244,62 +213,40 @@ class Worker:
             due = joined.cuts.due_at_end()
             if due is not None and (self.rank == 0 or joined.cuts.of_all_workers):
                 cut = joined.cuts.cut(joined.steps.newest, due)
-                self._loop.call_soon(joined.checkpoints.add_last, cut)
+                self.loop.call_soon(joined.checkpoints.add_last, cut)
 
     def close(self) -> Optional[P3Error]:
         """Leaves the job, in order unless it has failed; all transfers must be done.
 
         Returns the failure that has left something of this worker's undone. May be called twice.
         """
-        if self._closed:
+        if self.has_left:
             return None
         if self.started and self.usable:
             self.script_ends()
             with suppress(P3Error):
-                self._ask(self._joined.exchange.finish).result()
+                self.ask(self._joined.exchange.finish).result()
                 # Servers wait for what this worker says of the last steps' norms.
-                self._ask(self._joined.global_norms.finish).result()
+                self.ask(self._joined.global_norms.finish).result()
                 # And neighbours for what this worker carries.
-                self._ask(self._joined.host_sums.finish).result()
+                self.ask(self._joined.host_sums.finish).result()
                 if self.settings.checkpoint_dir is not None:
-                    self._ask(self._joined.checkpoints.finish).result()
+                    self.ask(self._joined.checkpoints.finish).result()
             self._reporting.end(self.rank)
-        failure = self._failure
-        self._closed = True
-        if self.started and self._failure is None:
-            deadline = time.monotonic() + _CLOSE_S
+        failure = self.failure
+        self.has_left = True
+        if self.started and self.failure is None:
             assert self._neighbours is not None
-            self._byes_left = len(self._joined.servers) + len(self._neighbours.connections)
-            self._loop.call_soon(self._say_goodbye)
-            with self._state_changed:
-                while self._byes_left and self._failure is None:
-                    left_s = deadline - time.monotonic()
-                    if left_s <= 0 or not self._state_changed.wait(left_s):
-                        break
+            self.byes_left = len(self._joined.servers) + len(self._neighbours.connections)
+            self.loop.call_soon(self._say_goodbye)
+            self.wait_for_goodbyes(_CLOSE_S)
         self._shut_down()
         return failure
 
     @property
-    def usable(self) -> bool:
-        """Whether the job has not failed, and this process has not left it."""
-        return self._failure is None and not self._closed
-
-    @property
-    def failure(self) -> Optional[P3Error]:
-        """The job's failure, if there is one."""
-        return self._failure
-
-    @property
     def not_let_in(self) -> bool:
         """Whether the job has refused this process, or was not found."""
-        return self._control.not_let_in
-
-    def check(self) -> None:
-        """Raises the job's failure, if there is one, or ClosedError."""
-        if self._failure is not None:
-            raise self._failure
-        if self._closed:
-            raise ClosedError("this worker has left its job, and trains no more with p3kv")
+        return self.control.not_let_in
 
     def _job_features(self, roster: Roster, job: JobSettings) -> Set[Feature]:
         """The job's features. The workers of this host sum nothing if they are one, or if that
@@ -325,7 +272,7 @@ class Worker:
         if consistency == self.settings.consistency:
             consistency = None  # as on a worker that says nothing
         rule = consistency_of_key(consistency, self._joined.consistency)
-        self._loop.call_soon(self._joined.tuning.widen, rule.window)
+        self.loop.call_soon(self._joined.tuning.widen, rule.window)
         number, self._num_stores = self._num_stores, self._num_stores + 1
         if number > 0:
             self._joined.steps.new_store()
@@ -334,7 +281,7 @@ class Worker:
         return WorkerStore(
             number, consistency, rule, stays, self.rank, self.rank == min(self.on_this_host),
             self._features, self.settings, self._joined,
-            self._control.send, self._control.request, self._loop.call_soon, self._ask, self.check,
+            self.control.send, self.control.request, self.loop.call_soon, self.ask, self.check,
         )  # fmt: skip
 
     def forget_store(self, number: int, done: Callable[[], object]) -> None:
@@ -342,7 +289,7 @@ class Worker:
         workers have said so. `done()` is called in the worker's thread when all its values are
         there. From any thread, also while objects are collected."""
         if self._data_plane is not None and self.usable:
-            self._loop.call_soon(self._data_plane.forget, number, done)
+            self.loop.call_soon(self._data_plane.forget, number, done)
 
     def barrier(self, purpose: str = "") -> None:
         """Waits until every worker has reached this barrier.
@@ -351,7 +298,7 @@ class Worker:
         waits": "to load states".
         """
         self.check()
-        self._control.request(BarrierReached(purpose, self.script.place()), BarrierPassed)
+        self.control.request(BarrierReached(purpose, self.script.place()), BarrierPassed)
 
     def sums(
         self, numbers: Sequence[Union[int, float]], purpose: str = "to sum a number"
@@ -360,7 +307,7 @@ class Worker:
         many. Workers that have left add nothing. An int has 64 bits with its sign."""
         self.check()
         reached = BarrierReached(purpose, self.script.place(), tuple(numbers))
-        totals: Sequence[Union[int, float]] = self._control.request(reached, BarrierPassed).totals
+        totals: Sequence[Union[int, float]] = self.control.request(reached, BarrierPassed).totals
         return totals
 
     def begin(self, transfer: Transfer) -> None:
@@ -369,7 +316,7 @@ class Worker:
         A transfer that the script's thread begins was ready when it was pushed. Then more such
         transfers follow at once, and until they have, the script needs the GIL first.
         """
-        call = self._loop.call_soon_batched if self.script.is_current else self._loop.call_soon
+        call = self.loop.call_soon_batched if self.script.is_current else self.loop.call_soon
         call(self._begin, transfer)
         if self.tracer.enabled and isinstance(transfer, Push) and transfer.round > INITIAL_ROUND:
             self.tracer.span(transfer.span(READY))
@@ -396,7 +343,7 @@ class Worker:
         what it has pushed. From any thread, and what others wait for does not count."""
         if self.script.is_current:
             self.script.begin_wait()
-            self._loop.end_batch()
+            self.loop.end_batch()
 
     def waits_for_all(self) -> None:
         """The same, for all arrays: also for values without which it could go on."""
@@ -415,13 +362,14 @@ class Worker:
             joined = self._data_plane
             joined.times.script.blocked(joined.steps.latest, since_s, time.monotonic())
 
-    def _tell_whereabouts(self, ask: AskWhereabouts) -> None:
-        """The scheduler asks where the script is."""
+    def _whereabouts(self, ask: AskWhereabouts) -> Optional[Whereabouts]:
+        """Answers the scheduler, which asks where the script is: in the worker's thread, if that
+        runs."""
         if not self.started:
-            self._control.send(self.script.whereabouts(ask.asks))
-            return
+            return self.script.whereabouts(ask.asks)
         joined = self._joined
-        self._loop.call_soon(lambda: self._control.send(joined.whereabouts(ask.asks)))
+        self.loop.call_soon(lambda: self.control.send(joined.whereabouts(ask.asks)))
+        return None
 
     def stats(self) -> Dict[str, Any]:
         """Measurements of this worker so far (`WorkerNumbers`), and what it has been told."""
@@ -433,7 +381,7 @@ class Worker:
         ended = False
         while not ended:
             try:
-                self._loop.run(self._joined.host_sums.work)
+                self.loop.run(self._joined.host_sums.work)
                 ended = True
             except Exception as error:  # noqa: BLE001  what begins later has to end, too
                 self._fail(self._give_up(error))
@@ -450,68 +398,29 @@ class Worker:
             _log.error("the worker's thread failed", exc_info=error)
             reason = f"p3kv failed in the worker: {in_one_line(error)}"
             failure = Failure(reason, "worker", self.rank)
-        self._control.suspect(failure)
+        self.control.suspect(failure)
         return failure.to_error()
 
     def _begin(self, transfer: Transfer) -> None:
-        if self._failure is not None:
-            transfer.fail(self._failure)
+        if self.failure is not None:
+            transfer.fail(self.failure)
         else:
             assert self._data_plane is not None
             self._data_plane.exchange.begin(transfer)
 
-    def _ask(self, begin: Callable[[Future[Any]], None]) -> Future[Any]:
-        """Has the worker's thread begin what completes the future, and returns it.
-
-        As where a script waits for a weight, the job's failure ends the wait.
-        """
-        self.check()
-        answer: Future[Any] = Future()
-
-        def begin_unless_failed() -> None:
-            if self._failure is not None:
-                answer.set_exception(self._failure)
-            else:
-                begin(answer)
-
-        self._loop.call_soon(begin_unless_failed)
-        return answer
-
-    def _on_lost(self, connection: Connection, reason: str) -> None:
-        if connection.ended and not connection.conversation.over:
-            assert self._reconnecting is not None
-            self._reconnecting.begin(connection, reason, self._known_round())
-            return
-        self._loop.remove_connection(connection)
-        if not connection.ended and connection.peer is not None:
-            reason = f"it broke the protocol: {reason}"
-            self._control.suspect(Failure(reason, "server", connection.peer, self._known_round()))
-
-    def _on_neighbour_lost(self, connection: Connection, reason: str) -> None:
-        self._loop.remove_connection(connection)
-        assert connection.peer is not None and self._neighbours is not None
-        self._neighbours.ended(connection.peer)
-        if connection.ended and not connection.conversation.over:
-            # No network is between the two: the process has ended, and the scheduler knows why.
-            failure = Failure(reason, "worker", connection.peer, self._known_round())
-            self._control.send(LinkEnded(failure))
-        elif not connection.ended:
-            reason = f"it broke the protocol: {reason}"
-            self._control.suspect(Failure(reason, "worker", connection.peer, self._known_round()))
-
     def _fail(self, error: P3Error) -> None:
-        with self._state_changed:
-            if self._failure is None:
-                self._failure = error
-            self._state_changed.notify_all()
+        with self.changed:
+            if self.failure is None:
+                self.failure = error
+            self.changed.notify_all()
         if self._data_plane is not None:
             if self._reconnecting is not None:
                 self._reconnecting.close()
             # First: no array may be read or written once its operation is completed.
             for connection in self._data_plane.servers.values():
-                self._loop.remove_connection(connection)
+                self.loop.remove_connection(connection)
             if self._neighbours is not None:
-                self._neighbours.close(self._loop)
+                self._neighbours.close()
             self._data_plane.host_sums.fail(error)
             self._data_plane.exchange.fail(error)
             self._data_plane.states.fail(error)
@@ -523,18 +432,6 @@ class Worker:
         self._joined.say_goodbye()
         self._neighbours.say_goodbye(self._joined.host_sums.goodbye())
 
-    def _received_bye(self) -> None:
-        """A server has received all frames of this worker, and its last frame is read. Closing a
-        connection with unread bytes would reset it, and lose frames that are under way."""
-        if not self._closed:
-            raise ProtocolError("it said goodbye before this worker did")
-        self._heard_goodbye()
-
-    def _heard_goodbye(self) -> None:
-        with self._state_changed:
-            self._byes_left -= 1
-            self._state_changed.notify_all()
-
     @property
     def _joined(self) -> DataPlane:
         """This worker's data plane, since it has joined the job."""
@@ -545,16 +442,16 @@ class Worker:
         return UNKNOWN if self._data_plane is None else self._data_plane.known_round
 
     def _shut_down(self) -> None:
-        self._control.send(Bye())
-        self._control.close()
-        self._loop.call_soon(self._loop.stop)
+        self.control.send(Bye())
+        self.control.close()
+        self.loop.call_soon(self.loop.stop)
         if self.started:
             self._thread.join(timeout=_CLOSE_S)
         if self._data_plane is not None:
             self._data_plane.checkpoints.close()
-        self._loop.close()
+        self.loop.close()
         if self._neighbours is not None:
-            self._neighbours.close(self._loop)
+            self._neighbours.close()
         if self._data_plane is not None:
             self._data_plane.host_sums.close()
         self._reporting.close()
@@ -565,8 +462,8 @@ class Worker:
         """In a forked child: closes its copies of the connections; the parent's end ends them."""
         if self._data_plane is not None:
             self._data_plane.checkpoints.let_go()
-        self._closed = True
-        self._failure = ClosedError(
+        self.has_left = True
+        self.failure = ClosedError(
             f"this process was forked from {_name(self.rank)}, which goes on training with "
             "p3kv; a child can't"
         )

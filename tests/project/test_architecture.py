@@ -42,7 +42,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     | {"p3kv.wire.slice_sizes"},
     "p3kv.scheduler": GROUND | MIDDLE,
     "p3kv.tools.top": GROUND | {"p3kv.report", "p3kv.wire"},
-    "p3kv.processes.companions": GROUND | {"p3kv.wire.address"},
+    "p3kv.processes.companions": GROUND | {"p3kv.wire.accounts", "p3kv.wire.address"},
     "p3kv.processes.meeting": GROUND | {"p3kv.frontends", "p3kv.wire.address"},
     "p3kv.processes.roles": GROUND
     | {"p3kv.processes.companions", "p3kv.processes.meeting", "p3kv.frontends", "p3kv.worker"},

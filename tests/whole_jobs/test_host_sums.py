@@ -33,9 +33,9 @@ from p3kv.wire.header import (
     WANTS_RESULT,
     Kind,
 )
-from p3kv.wire.loop import Loop
 from p3kv.wire.messages import CodecChoices, SharedMemory, SliceSizes
 from p3kv.worker import neighbours
+from p3kv.worker.job import JobMember
 from p3kv.worker.neighbours import Neighbours
 from p3kv.worker.routes.host_memory import OwnMemory, TheirMemory
 from tests.adding import Adding, AddingWhole
@@ -341,13 +341,12 @@ def test_shared_memory_can_t_be_shortened() -> None:
 def test_a_neighbour_that_accepts_nobody_is_no_reason_to_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    key = os.urandom(32)
-    silent, mine, again = (Neighbours(rank, [0, rank or 1], key, lambda: None) for rank in range(3))
+    key, jobs = os.urandom(32), [JobMember() for _ in range(3)]
+    silent, mine, again = (
+        Neighbours(rank, [0, rank or 1], key, job) for rank, job in enumerate(jobs)
+    )
     waiting = []
-    loop = Loop()
-
-    def failed() -> None:
-        raise P3Error("the job's failure")
+    jobs[1].failure = P3Error("the job's failure")
 
     try:
         with suppress(BlockingIOError):
@@ -356,16 +355,17 @@ def test_a_neighbour_that_accepts_nobody_is_no_reason_to_wait_for_ever(
                 waiting[-1].setblocking(False)
                 waiting[-1].connect(silent._name(0))
         with pytest.raises(P3Error, match="the job's failure"):
-            mine.connect(loop, Nobody(), lambda *_: None, failed)
+            mine.connect(Nobody(), None)
         monkeypatch.setattr(neighbours, "_CONNECT_S", 0.5)
         with pytest.raises(P3Error, match="worker 0, on the same host, accepts nobody"):
-            again.connect(loop, Nobody(), lambda *_: None, lambda: None)
+            again.connect(Nobody(), None)
     finally:
         for one in waiting:
             one.close()
         for neighbour in (silent, mine, again):
-            neighbour.close(loop)
-        loop.close()
+            neighbour.close()
+        for job in jobs:
+            job.loop.close()
 
 
 def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:

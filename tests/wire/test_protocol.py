@@ -142,7 +142,7 @@ def heard_by(job: MemoryJob) -> Iterator[Tuple[Rules, Dict[int, Any], Dict[int, 
         {**stranger.landings, **served.landings},
     )
     # It only keeps what else it gets.
-    joining = Joining(*[None] * 4, worker.handshakes, b"", None, None)  # type: ignore[arg-type]
+    joining = Joining(*[None] * 3, worker.handshakes, b"")  # type: ignore[arg-type]
     plane, sums = worker.data_plane, worker.data_plane.host_sums
     yield (
         FROM_SERVERS,

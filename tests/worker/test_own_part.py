@@ -8,8 +8,8 @@ from typing import List
 import pytest
 
 from p3kv.checkpoints import Place
-from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN, Checkpoint, Written
+from p3kv.worker.job import JobMember
 from p3kv.worker.saving.cuts import Cut
 from p3kv.worker.saving.own_part import OwnPart
 
@@ -21,16 +21,16 @@ def test_what_was_asked_for_is_written_though_later_ones_are_left_out(
     """Also where the worker reaches it only then; and nothing is kept of the others."""
     written: List[Written] = []
     place = Place(1, "here", ["here"], ["here", "here"], str.encode)
-    loop = Loop()
-    own = OwnPart(place, str(tmp_path), {}, loop, lambda _: None, written.append)
+    job = JobMember()
+    own = OwnPart(place, str(tmp_path), {}, job, written.append)
     own.has_part = True
     steps = [lambda: own.leave_out(6), *(lambda step=step: own.copy(_cut(step)) for step in (2, 4))]
     own.write(Checkpoint(2, "identity", UNKNOWN, [], "here", ["here"]))
     for step in steps if is_late else steps[1:] + steps[:1]:
         step()
     own.close()
-    while loop._inbox:
-        function, arguments = loop._inbox.popleft()
+    while job.loop._inbox:
+        function, arguments = job.loop._inbox.popleft()
         function(*arguments)
     assert written == [Written(2, "")]
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000002.worker-1-of-2.npz"]

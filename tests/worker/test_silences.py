@@ -125,7 +125,7 @@ def test_a_worker_s_own_pause_is_not_a_server_s_silence(
 
 def test_after_the_timeout_the_connection_counts_as_lost(waiting: Waiting) -> None:
     lost = []
-    waiting.data_plane._on_lost = lambda connection, reason: lost.append((connection.peer, reason))
+    waiting.data_plane.lost = lambda connection, reason: lost.append((connection.peer, reason))
     waiting.look(100, 199)
     assert lost == []
     waiting.look(200, 200)

@@ -16,6 +16,7 @@ from p3kv.config import Settings
 from p3kv.consistency import BulkSynchronous
 from p3kv.slicing import LEAST_CREDIT_BYTES, gradient_credit_bytes
 from p3kv.wire.connection import Connection
+from p3kv.wire.control import ControlClient
 from p3kv.wire.framing import FrameWriter
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.loop import Drain, Loop, Pace
@@ -65,7 +66,7 @@ class Tuned:
         self.egress = _egress(held)
         self.tuning = Tuning(
             0, held, self.sizes, Settings(**settings), WINDOW, self.drain, self.times,
-            self.egress, self.measured.append,
+            self.egress, cast(ControlClient, SimpleNamespace(send=self.measured.append)),
         )  # fmt: skip
         if first_elems is not None:
             self.tuning.announce(INITIAL_ROUND, SliceSizes(first_elems))
@@ -178,7 +179,7 @@ def test_servers_share_the_credit_by_what_they_keep() -> None:
     servers = cast(Dict[int, Connection], held)
     tuning = Tuning(
         0, servers, SliceSizesByRound(), Settings(), WINDOW, Drain(), StepTimes(),
-        _egress(servers), lambda measured: None,
+        _egress(servers), cast(ControlClient, None),
     )  # fmt: skip
     tuning.announce(INITIAL_ROUND, SliceSizes(100_000))
     equal = held[0].credit_bytes

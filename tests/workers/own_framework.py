@@ -65,7 +65,7 @@ def main() -> None:
     weight, state = tensor(0), np.zeros(_SIZE, np.float32)
     for round_ in range(1, _ROUNDS + 1):
         if worker.rank == 0 and round_ in _SIZES:
-            worker._loop.call_soon(worker._joined.tuning.want, SliceSizes(_SIZES[round_]))
+            worker.loop.call_soon(worker._joined.tuning.want, SliceSizes(_SIZES[round_]))
         exchange(key, round_, tensor(round_, worker.rank), value)
         state = state * np.float32(0.5) + sum(tensor(round_, rank) for rank in range(2))
         weight = weight - np.float32(_RATE) * state

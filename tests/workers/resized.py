@@ -33,7 +33,7 @@ def main() -> None:
             worker = store._worker
             if number % _EVERY == 0 and number // _EVERY < len(_SIZES):
                 sizes = SliceSizes(_SIZES[number // _EVERY])
-                worker._loop.call_soon(worker._joined.tuning.want, sizes)
+                worker.loop.call_soon(worker._joined.tuning.want, sizes)
             store.pull("w", out=out)
             equal(out, weight.asnumpy())  # nobody is further without this worker
     store.pull("w", out=out)

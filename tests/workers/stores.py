@@ -103,7 +103,7 @@ def slices_of_all_stores_change_their_size(store: KVStoreBase) -> None:
         if step == 1 and store.rank == 0:
             # Before the first slice of the step two older.
             assert worker._joined.steps._newest == first_round - 2
-            worker._loop.call_soon(worker._joined.tuning.announce, first_round + 1, SliceSizes(37))
+            worker.loop.call_soon(worker._joined.tuning.announce, first_round + 1, SliceSizes(37))
         gradients = [random((1201,), rank, step) for rank in range(WORKERS)]
         for one, updater, value, weight in trained:
             one.pushpull("w", mx.nd.array(gradients[store.rank]), out=weight)

@@ -21,7 +21,7 @@ worker.barrier()
 if sys.argv[1:] == [str(worker.rank)]:
     nonsense = Header(99, worker.rank)
     for server in worker._joined.servers.values():
-        worker._loop.call_soon(server.writer.push, Frame(URGENT, nonsense))
+        worker.loop.call_soon(server.writer.push, Frame(URGENT, nonsense))
 deadline = time.monotonic() + _LONGEST_S
 while time.monotonic() < deadline:
     worker.check()

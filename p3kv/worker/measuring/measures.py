@@ -16,10 +16,9 @@ from p3kv.report.forecast import Workload
 from p3kv.report.forecast.simulator import FLOAT32_BYTES
 from p3kv.report.metrics import Metrics
 from p3kv.report.verdict import lag_words, with_own
-from p3kv.wire.control import ControlClient
-from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_LAYER_CHARS, Lag, WorkerNumbers
 from p3kv.worker.data_plane import DataPlane
+from p3kv.worker.job import JobMember
 from p3kv.worker.transfers import WorkerKey
 
 
@@ -28,9 +27,8 @@ class Measures:
 
     def __init__(
         self,
-        loop: Loop,
+        job: JobMember,
         data_plane: DataPlane,
-        control: ControlClient,
         num_workers: int,
         local_servers: Collection[int],
         summing: int,
@@ -39,13 +37,12 @@ class Measures:
         """`local_servers` are the ranks of the servers on this host. `summing`: how many workers of
         each host send as one. `push_bytes_s`: how fast this worker can send while all workers do; 0
         if that was not measured."""
-        self._loop = loop
+        self._job = job
         self._data_plane = data_plane
         self._began_s = time.monotonic()
         self._num_workers = num_workers
         self._local_servers = local_servers
         self._summing = summing
-        self._control = control
         self._push_bytes_s = push_bytes_s
         self._found: Optional[Tuple[int, Optional[Verdict]]] = None
         """After how many steps the verdict was reached that `stats` gives, and the verdict."""
@@ -53,13 +50,13 @@ class Measures:
     @property
     def slowest(self) -> Optional[Lag]:
         """For which worker the others wait, if that is known."""
-        return self._control.slowest
+        return self._job.control.slowest
 
     def numbers(self) -> WorkerNumbers:
         """Measurements of this worker so far."""
         servers = list(self._data_plane.servers.items())
         wire = [connection for rank, connection in servers if rank not in self._local_servers]
-        times, inversions = self._data_plane.times, self._loop.inversions
+        times, inversions = self._data_plane.times, self._job.loop.inversions
         return WorkerNumbers(
             uptime_s=time.monotonic() - self._began_s,
             **self._data_plane.counts,
@@ -172,8 +169,8 @@ class Reporting:
     """Gives scripts, the scheduler and Prometheus the worker's numbers from `begin` on, and logs
     them."""
 
-    def __init__(self, loop: Loop, num_workers: int) -> None:
-        self._loop = loop
+    def __init__(self, job: JobMember, num_workers: int) -> None:
+        self._job = job
         self._num_workers = num_workers
         self._measures: Optional[Measures] = None
         self._metrics: Optional[Metrics] = None
@@ -184,7 +181,6 @@ class Reporting:
     def begin(
         self,
         data_plane: DataPlane,
-        control: ControlClient,
         settings: Settings,
         local_servers: Collection[int],
         summing: int,
@@ -193,8 +189,7 @@ class Reporting:
         """Says what is to be told, and how: see `Measures`. ConfigError if metrics can't be."""
         _log.setLevel(logging.INFO)
         self._measures = Measures(
-            self._loop, data_plane, control, self._num_workers, local_servers, summing,
-            push_bytes_s or 0.0,
+            self._job, data_plane, self._num_workers, local_servers, summing, push_bytes_s or 0.0
         )  # fmt: skip
         self._every_steps = settings.summary_every
         self._last = self._measures.numbers()

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Callable, Deque, List, Mapping, Optional, Set
+from typing import Deque, List, Mapping, Optional, Set
 
 from p3kv.checkpoints import Place, Saved, any_parts, marks, newest
 from p3kv.common.combinations import Feature, check
@@ -19,7 +19,6 @@ from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.wire.connection import Connection, Landing, new_memory
 from p3kv.wire.fields import Header
 from p3kv.wire.header import Kind
-from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     MAX_STEP,
     UNKNOWN,
@@ -29,6 +28,8 @@ from p3kv.wire.messages import (
     Written,
     encode,
 )
+from p3kv.worker.egress import Egress
+from p3kv.worker.job import JobMember
 from p3kv.worker.saving.cuts import Cut
 from p3kv.worker.saving.own_part import OwnPart, ResumedPart
 from p3kv.worker.transfers import WorkerKey
@@ -60,13 +61,11 @@ class Checkpoints:
         place: Place,
         settings: Settings,
         keys: Mapping[int, WorkerKey],
-        loop: Loop,
-        tell: Callable[..., None],
-        wait: Callable[[float], None],
+        egress: Egress,
+        job: JobMember,
     ) -> None:
-        """`keys` are the worker's, by id. `tell` sends a frame without a slice to servers;
-        `wait(seconds)` raises the job's failure."""
-        self.own = OwnPart(place, settings.checkpoint_dir, keys, loop, wait, self._own_written)
+        """`keys` are the worker's, by id."""
+        self.own = OwnPart(place, settings.checkpoint_dir, keys, job, self._own_written)
         self.resumed_part = ResumedPart(
             place.rank, len(place.workers_hosts), settings.checkpoint_dir
         )
@@ -77,8 +76,8 @@ class Checkpoints:
         self._rank = place.rank
         self._settings = settings
         self._keys = keys
-        self._tell = tell
-        self._wait = wait
+        self._egress = egress
+        self._job = job
         self.cuts: Deque[Cut] = deque()
         """Checkpoints of which the servers have not been told."""
         self._waits_for: Set[str] = set()
@@ -145,7 +144,7 @@ class Checkpoints:
                 return
             if time.monotonic() > deadline:
                 break
-            self._wait(_LOOK_EVERY_S)
+            self._job.wait(_LOOK_EVERY_S)
         who = ", ".join(f"server {server} on host {hosts[server]}" for server in left)
         raise ConfigError(
             f"worker 0 on host {self._place.host} can't use what is written to {folder} by {who}: "
@@ -179,7 +178,7 @@ class Checkpoints:
                         f"{host} sees it. Set P3KV_CHECKPOINT_DIR to another folder, or wait for "
                         "its end"
                     ) from None
-                self._wait(_LOOK_EVERY_S)
+                self._job.wait(_LOOK_EVERY_S)
             except OSError as error:
                 raise ConfigError(
                     f"the folder {folder} can't be read on host {host}: {error.strerror}"
@@ -205,7 +204,7 @@ class Checkpoints:
             resumed = Resumed(saved.step, saved.stores, saved.identity, saved.num_workers)
             self._complete.append(saved.step)
             _log.warning("the job goes on from the checkpoint of step %d", saved.step)
-        self._tell(Header(Kind.RESUMED, self._rank), encode(resumed), servers=[0])
+        self._egress.tell(Header(Kind.RESUMED, self._rank), encode(resumed), servers=[0])
 
     def take_resumed(self, connection: Connection, header: Header, resumed: Resumed) -> None:
         """Takes what rank 0 has announced."""
@@ -239,7 +238,7 @@ class Checkpoints:
         """Adds a checkpoint; before any transfer begins that does not belong to it."""
         self.cuts.append(cut)
         if cut.own:
-            self._tell(Header(Kind.CUT, self._rank), encode(CutReached(cut.step, cut.own)))
+            self._egress.tell(Header(Kind.CUT, self._rank), encode(CutReached(cut.step, cut.own)))
             self.own.copy(cut)
         self.pushed()
 
@@ -280,7 +279,7 @@ class Checkpoints:
         this step or an older one."""
         if self.own.has_part and len(self._place.workers_hosts) > 1:
             none = Checkpoint(step, _NONE, UNKNOWN, [])
-            self._tell(Header(Kind.CHECKPOINT, self._rank), encode(none), servers=[0])
+            self._egress.tell(Header(Kind.CHECKPOINT, self._rank), encode(none), servers=[0])
 
     def _is_sent(self, cut: Cut) -> bool:
         shared = (store for store in cut.stores if not store.own_rounds)
@@ -315,7 +314,7 @@ class Checkpoints:
                 cut.step, ", ".join(sorted(self._waits_for)),
             )  # fmt: skip
             if cut.own:
-                self._tell(Header(Kind.CUT, self._rank), encode(CutReached(cut.step, [])))
+                self._egress.tell(Header(Kind.CUT, self._rank), encode(CutReached(cut.step, [])))
             self._leave_out(cut.step)
             return
         self._waits_for = set(map(_server, range(len(self._place.servers_hosts))))
@@ -328,7 +327,7 @@ class Checkpoints:
             self._place.host if cut.unpushed or all_write else "",
             list(self._place.workers_hosts[1:]) if all_write else [],
         )  # fmt: skip
-        self._tell(Header(Kind.CHECKPOINT, self._rank), encode(checkpoint))
+        self._egress.tell(Header(Kind.CHECKPOINT, self._rank), encode(checkpoint))
         if checkpoint.workers_host:
             self._waits_for.update(map(_worker, range(1 + len(checkpoint.others_hosts))))
             if not cut.own:
@@ -365,7 +364,7 @@ class Checkpoints:
         if self._rank == 0:
             self._note(_worker(0), written)
         elif not self._leaves:
-            self._tell(Header(Kind.WRITTEN, self._rank), encode(written), servers=[0])
+            self._egress.tell(Header(Kind.WRITTEN, self._rank), encode(written), servers=[0])
             self._look_finished()
 
     def leave(self) -> None:

@@ -41,8 +41,8 @@ from p3kv.checkpoints import (
     marks,
 )
 from p3kv.errors import ConfigError, ProtocolError
-from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN, Checkpoint, Key, Resumed, Written
+from p3kv.worker.job import JobMember
 from p3kv.worker.saving.cuts import Cut, Trained
 from p3kv.worker.saving.key_memory import MemoryCopy
 from p3kv.worker.transfers import WorkerKey
@@ -77,21 +77,20 @@ class OwnPart:
         place: Place,
         folder: Optional[str],
         keys: Mapping[int, WorkerKey],
-        loop: Loop,
-        wait: Callable[[float], None],
+        job: JobMember,
         written: Callable[[Written], None],
     ) -> None:
-        """`keys` are the worker's, by id. `wait(seconds)` raises the job's failure; `written` is
-        told when a part is written, or why it is not."""
+        """`keys` are the worker's, by id. `written` is told when a part is written, or why it is
+        not."""
         self.has_part = False
         """Whether each worker has something to write; belongs to the thread that uses the
         stores."""
         self._place = place
-        self._wait = wait
+        self._job = job
         self._folder = folder
         self._told = written
         self._writer = Writer(
-            lambda step, problem: loop.call_soon(self._written, Written(step, problem))
+            lambda step, problem: job.loop.call_soon(self._written, Written(step, problem))
         )
         self._all_keys = keys
         self._keys: Dict[int, WorkerKey] = {}
@@ -126,7 +125,7 @@ class OwnPart:
             while problems := marks.look(self._folder, {0: mark("worker 0")}):
                 if time.monotonic() > deadline:
                     raise ConfigError(f"{where}: {problems[0]}. {advice}")
-                self._wait(_LOOK_EVERY_S)
+                self._job.wait(_LOOK_EVERY_S)
             own = mark(f"worker {rank}")
             marks.leave(self._folder, own)
             marks.remove(self._folder, own)
