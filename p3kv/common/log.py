@@ -9,10 +9,8 @@ REPORTS = "p3kv.report"
 
 
 class LogFormatter(logging.Formatter):
-    """Marks each line with the process, and what was asked for also with rank and time.
-
-    Warnings come without these: they name the processes that they are about.
-    """
+    """Marks each line with the process, and what was asked for also with rank and time. Warnings
+    come without these: they name the processes that they are about."""
 
     def __init__(self, role: str) -> None:
         super().__init__()

@@ -124,10 +124,8 @@ def _check_private(path: str, found: os.stat_result, uid: int) -> None:
 
 
 def check_local(hosts: Iterable[Optional[str]], interface: Optional[str]) -> None:
-    """Raises ConfigError for a job without a secret that other hosts can reach.
-
-    `hosts` and `interface` say where its processes listen, as far as its user has said so.
-    """
+    """Raises ConfigError for a job without a secret that other hosts can reach. `hosts` and
+    `interface` say where its processes listen, as far as its user has said so."""
     where = next((host for host in hosts if host and not is_loopback(host)), None)
     if where is None and interface not in (None, "lo"):
         where = f"the interface {interface}"

@@ -34,10 +34,8 @@ _MODES = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def guard() -> None:
-    """Opens the null device in the place of standard streams that are closed.
-
-    Otherwise the next socket or file gets the stream's number, and whatever prints writes to it.
-    """
+    """Opens the null device in the place of standard streams that are closed. Otherwise the next
+    socket or file gets the stream's number, and whatever prints writes to it."""
     for number, (name, mode) in enumerate(_MODES):
         try:
             os.fstat(number)

@@ -76,10 +76,8 @@ class ClockSample(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Operation on a slice, or a whole key, from `start_ns` to `end_ns`.
-
-    `since_ns` is when it could have begun. Numbers that it does not have are UNKNOWN.
-    """
+    """Operation on a slice, or a whole key, from `start_ns` to `end_ns`. `since_ns` is when it
+    could have begun. Numbers that it does not have are UNKNOWN."""
 
     kind: str
     key_id: int

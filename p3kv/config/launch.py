@@ -58,9 +58,7 @@ class Launch:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Optional[Launch]:
         """Reads DMLC_*, or what launchers of ranks set; None if none has started this process.
-
-        Raises ConfigError for variables that are missing, no numbers or out of range.
-        """
+        Raises ConfigError for variables that are missing, no numbers or out of range."""
         place = None if "DMLC_ROLE" in environ else ranks.place(environ)
         told = told_of(environ) if place else {}
         beside = [{**environ, **told, **one} for one in (place.beside if place else ())]

@@ -188,10 +188,8 @@ def launcher_store(environ: Environ = os.environ) -> Optional[LauncherStore]:
 
 
 def place(environ: Environ) -> Optional[RankEnvironment]:
-    """The place of this process; None if no launcher of ranks has started it, or it alone.
-
-    Raises ConfigError if the job has several hosts and nothing says which is the first.
-    """
+    """The place of this process; None if no launcher of ranks has started it, or it alone. Raises
+    ConfigError if the job has several hosts and nothing says which is the first."""
     launcher = _launcher(environ)
     if launcher is None:
         return None

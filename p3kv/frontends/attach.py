@@ -68,10 +68,8 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _is_import_statement() -> bool:
-    """Whether an import calls the finder, and not `importlib.util.find_spec`.
-
-    Other packages use the latter to look whether a framework is there, and need an answer.
-    """
+    """Whether an import calls the finder, and not `importlib.util.find_spec`. Other packages use
+    the latter to look whether a framework is there, and need an answer."""
     # Frames from here: the finder, importlib's loop over all finders, and its caller.
     return sys._getframe(3).f_code.co_name == "_find_and_load_unlocked"
 

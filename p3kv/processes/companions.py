@@ -88,10 +88,8 @@ def _started(launch: Launch) -> List[subprocess.Popen]:
 
 
 def wait(processes: List[subprocess.Popen], not_let_in: bool, fails_for_another: bool) -> None:
-    """Wait at the worker's end for what was started beside it.
-
-    `not_let_in`: the worker never belonged to the job. `fails_for_another`: another rank failed.
-    """
+    """Wait at the worker's end for what was started beside it. `not_let_in`: the worker never
+    belonged to the job. `fails_for_another`: another rank failed."""
     with suppress(KeyboardInterrupt):
         for process in processes:
             if not_let_in:

@@ -68,10 +68,8 @@ class Metrics:
     def __init__(
         self, settings: Settings, role: str, rank: int, numbers: Callable[[], Optional[Numbers]]
     ) -> None:
-        """`numbers` may be called from any thread.
-
-        Raises ConfigError if prometheus_client is not installed, or no port is free.
-        """
+        """`numbers` may be called from any thread. Raises ConfigError if prometheus_client is not
+        installed, or no port is free."""
         self._numbers = numbers
         self._role = role
         self._rank = str(rank)

@@ -44,9 +44,7 @@ become large; where one waits for less than the second, the network's rate alone
 
 class Agreement:
     """Collects each worker's message of a kind, and answers all workers after the last message.
-
-    Each method raises JobFails if the others wait for a worker that has left.
-    """
+    Each method raises JobFails if the others wait for a worker that has left."""
 
     def __init__(self, members: Membership, num_servers: int, waits: Deadlocks) -> None:
         self._members = members

@@ -159,11 +159,8 @@ def _place_of(descriptor: int) -> Optional[_Origin]:
 
 
 def _end(descriptor: int, place: _Origin) -> None:
-    """Shut a connection of ZeroMQ's down, which then closes it.
-
-    ZeroMQ may have closed it, and the number may be another connection's: so a descriptor of our
-    own holds it while it is compared.
-    """
+    """Shut a connection of ZeroMQ's down, which then closes it. ZeroMQ may have closed it, and the
+    number may be another connection's: so a descriptor of our own holds it while it is compared."""
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
         host, port = connection.getpeername()[:2]
         if (host.endswith(place.host), port) == (True, place.port):

@@ -110,10 +110,8 @@ def _hosts(names: Sequence[str]) -> str:
 
 
 class Job:
-    """The state of one job: `handle` takes a message and returns what to send.
-
-    `failure` is set once and says why the job ends; `ended` is true when nobody is left.
-    """
+    """The state of one job: `handle` takes a message and returns what to send. `failure` is set
+    once and says why the job ends; `ended` is true when nobody is left."""
 
     def __init__(
         self, name: str, num_workers: int, num_servers: int, variables: Variables = DMLC

@@ -96,10 +96,8 @@ class Handshakes:
         return new_memory(header)
 
     def challenge(self, connection: Connection, header: HelloHeader, payload: memoryview) -> bytes:
-        """Takes a hello that has arrived; returns what the worker must answer.
-
-        ProtocolError if whoever sent it does not know the job's secret.
-        """
+        """Takes a hello that has arrived; returns what the worker must answer. ProtocolError if
+        whoever sent it does not know the job's secret."""
         hello = bytes(payload)
         workers_nonce, proof = hello[:NONCE_BYTES], hello[NONCE_BYTES:]
         if not is_right(proof, self._proofs.hello(header.rank, workers_nonce)):
@@ -139,9 +137,7 @@ class Handshakes:
 
 class Admission(Handler):
     """Connections until they are a worker's. The first worker says what holds for the whole job.
-
-    Belongs to the server's thread.
-    """
+    Belongs to the server's thread."""
 
     def __init__(
         self,

@@ -53,10 +53,7 @@ _log = logging.getLogger(__name__)
 
 class Dispatcher(Handler):
     """Takes what welcomed workers send: each kind of frame, and whose it is on a server. Tells
-    workers what all must know.
-
-    Belongs to the server's thread.
-    """
+    workers what all must know. Belongs to the server's thread."""
 
     def __init__(
         self,

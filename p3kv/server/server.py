@@ -52,10 +52,8 @@ _log = logging.getLogger(__name__)
 
 
 def run_server(launch: Launch, settings: Settings) -> None:
-    """Serves one job to its end; raises the job's failure.
-
-    Raises ConfigError when this host does not have the address that it is to listen on.
-    """
+    """Serves one job to its end; raises the job's failure. Raises ConfigError when this host does
+    not have the address that it is to listen on."""
     address = own_address(launch)
     credentials = Credentials(launch.common_secret)
     transport = make_transport(settings.transport, settings, credentials.transport_key())

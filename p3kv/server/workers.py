@@ -19,10 +19,8 @@ _log = logging.getLogger(__name__)
 
 
 class Workers:
-    """The connections of this job's workers, by rank, once their handshake is complete.
-
-    Belongs to the server's thread.
-    """
+    """The connections of this job's workers, by rank, once their handshake is complete. Belongs to
+    the server's thread."""
 
     def __init__(
         self,

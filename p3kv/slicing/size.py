@@ -65,10 +65,8 @@ def patient_sizes(rate_bytes_s: float, step_elems: int, servers: int) -> Tuple[i
 
 
 def gradient_credit_bytes(slice_size: int, peers: int) -> int:
-    """Credit in bytes of each of a worker's connections to `peers` servers.
-
-    Priorities do not apply to bytes that the kernel holds.
-    """
+    """Credit in bytes of each of a worker's connections to `peers` servers. Priorities do not apply
+    to bytes that the kernel holds."""
     return _shared(max(_least_credit_bytes(slice_size), slice_size * _ELEM_BYTES // 2), peers)
 
 

@@ -127,15 +127,11 @@ class Layout(ABC):
     @abstractmethod
     def grain_elems(self) -> int:
         """How many consecutive elements stay together: every run and every slice has whole grains.
-
-        At least 1, also where the tensor is empty. The tensor has whole grains, too.
-        """
+        At least 1, also where the tensor is empty. The tensor has whole grains, too."""
 
     def full_slice_elems(self, slice_size: int) -> int:
-        """The elements of a full slice: whole grains of at most `slice_size` elements together.
-
-        A grain with more elements than that is a slice of its own.
-        """
+        """The elements of a full slice: whole grains of at most `slice_size` elements together. A
+        grain with more elements than that is a slice of its own."""
         return max(1, slice_size // self.grain_elems) * self.grain_elems
 
     def slices(self, runs: Sequence[Run], slice_size: int) -> Tuple[Slice, ...]:

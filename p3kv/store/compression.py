@@ -26,10 +26,8 @@ from p3kv.wire.messages import Key, called
 
 
 def choice(compression_params: Any) -> Choice:
-    """The codec that `compression_params` name as 'type', with its parameters.
-
-    Raises ConfigError for what is not a codec's name with plain parameters.
-    """
+    """The codec that `compression_params` name as 'type', with its parameters. Raises ConfigError
+    for what is not a codec's name with plain parameters."""
     parameters = dict(compression_params) if isinstance(compression_params, dict) else {}
     name = parameters.pop("type", None)
     plain = {

@@ -89,10 +89,8 @@ class Pushes(Generic[O]):
             self.checks.first_push(key, self.optimizer)
 
     def next(self, key: WorkerKey, changes: Optional[Future[bool]] = None) -> Tuple[int, int]:
-        """Counts a push: the key's round, and the step that an optimizer would count.
-
-        `changes`: of a push without a gradient, whether another worker has one.
-        """
+        """Counts a push: the key's round, and the step that an optimizer would count. `changes`: of
+        a push without a gradient, whether another worker has one."""
         if changes is not None and self._shares_numbers:
             assert self.optimizer is not None
             self.checks.lacks_gradient(key, self.optimizer)
@@ -168,9 +166,7 @@ class Pushes(Generic[O]):
 
     def begin_clipped_call(self, known: Sequence[Tuple[Any, ...]]) -> None:
         """To be called before keys are pushed while steps are clipped; `known` has the keys first.
-
-        Raises NotSupportedError where the call can't be a step that is clipped.
-        """
+        Raises NotSupportedError where the call can't be a step that is clipped."""
         if self.optimizer is None:
             self.checks.clips_without_optimizer()
         keys = [key.key for key, *_ in known]

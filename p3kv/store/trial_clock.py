@@ -25,11 +25,8 @@ def check_rule_of_trial(consistency: Optional[str]) -> None:
 
 
 class TrialClock:
-    """Times steps by when one and the same gradient is ready in each.
-
-    The front end says when; `step_ready` and `layer_ready` may be called in any thread, all else in
-    the script's.
-    """
+    """Times steps by when one and the same gradient is ready in each. The front end says when;
+    `step_ready` and `layer_ready` may be called in any thread, all else in the script's."""
 
     front_end: str
     """Name of the front end."""

@@ -139,10 +139,8 @@ def read_job(folder: Path) -> Timeline:
 
 
 def pairs(timeline: Timeline) -> Iterator[TracedSlice]:
-    """Slices that have left one traced process and arrived at another.
-
-    Those of one key, number and round between two processes arrive in the order in which they left.
-    """
+    """Slices that have left one traced process and arrived at another. Those of one key, number and
+    round between two processes arrive in the order in which they left."""
     by_rank = {(one.role, one.rank): one for one in timeline.processes}
     for role, other in (("worker", "server"), ("server", "worker")):
         sent: Dict[Tuple[int, ...], Deque[Span]] = defaultdict(deque)

@@ -365,10 +365,8 @@ def _width(names: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
 
 
 def watch(found: Found, every_s: float, count: Optional[int]) -> None:
-    """Shows a job every so many seconds, `count` times or until it has ended.
-
-    Raises PeerLostError if its scheduler does not answer the first time.
-    """
+    """Shows a job every so many seconds, `count` times or until it has ended. Raises PeerLostError
+    if its scheduler does not answer the first time."""
     job = JobView(found.command)
     with ExitStack() as stack:
         asker = Asker(found.launch)

@@ -292,10 +292,8 @@ class Tls(Transport):
     """Encrypts the links of another transport, between processes that have the same key."""
 
     def __init__(self, transport: Transport, key: bytes) -> None:
-        """`key` has 32 bytes that only the job's processes know.
-
-        Raises ConfigError where this Python can't encrypt.
-        """
+        """`key` has 32 bytes that only the job's processes know. Raises ConfigError where this
+        Python can't encrypt."""
         super().__init__(transport.silence_timeout_s)
         self._transport = transport
         self._key = key
@@ -319,10 +317,8 @@ class Tls(Transport):
 
 
 def _pieces(buffers: Sequence[memoryview], skip_bytes: int) -> Iterator[Union[memoryview, bytes]]:
-    """Bytes of `buffers` after the first `skip_bytes`, in pieces for OpenSSL.
-
-    Small buffers are joined, because each piece begins a record. Large ones are not copied.
-    """
+    """Bytes of `buffers` after the first `skip_bytes`, in pieces for OpenSSL. Small buffers are
+    joined, because each piece begins a record. Large ones are not copied."""
     small: List[memoryview] = []
     room_bytes = _RECORD_BYTES
     for buffer in buffers:

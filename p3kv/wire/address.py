@@ -48,11 +48,8 @@ def scheduler_address(launch: Launch) -> str:
 
 
 def listening_address(launch: Launch) -> str:
-    """The address at which the scheduler listens.
-
-    A name is replaced by what it means here. Raises ConfigError for a name that means an address
-    which other hosts can't reach.
-    """
+    """The address at which the scheduler listens. A name is replaced by what it means here. Raises
+    ConfigError for a name that means an address which other hosts can't reach."""
     try:
         meant = addresses(launch.root_host)
     except OSError:

@@ -102,9 +102,7 @@ class Breaks:
 
     def begin(self, connection: Connection, reason: str, round: int) -> int:
         """Takes note that a connection's link has ended; `round` is the last one that is known.
-
-        Returns how many links before it have ended without bytes getting through.
-        """
+        Returns how many links before it have ended without bytes getting through."""
         broken = self._breaks.get(connection)
         if broken is not None and broken.since is not None:
             return broken.links

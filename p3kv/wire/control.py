@@ -157,11 +157,8 @@ class ControlClient:
                 self._changed.wait(min(deadline, reminder.at) - now)
 
     def wait_for(self, expected: Type[M], waiting_for: Optional[str] = None) -> M:
-        """The next answer, which must be of the type `expected`.
-
-        Waits as long as the job is alive, and logs now and then what it waits for.
-        Raises the job's failure.
-        """
+        """The next answer, which must be of the type `expected`. Waits as long as the job is alive,
+        and logs now and then what it waits for. Raises the job's failure."""
         reminder = Reminder(time.monotonic())
         with self._changed:
             while not self._answers:

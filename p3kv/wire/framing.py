@@ -25,10 +25,8 @@ T = TypeVar("T")
 
 
 class PriorityQueue(Generic[T]):
-    """Gives the item with the largest priority first; of a tie, the oldest item.
-
-    Not thread-safe: a queue belongs to one event loop.
-    """
+    """Gives the item with the largest priority first; of a tie, the oldest item. Not thread-safe: a
+    queue belongs to one event loop."""
 
     __slots__ = ("_arrivals", "heap")
 
@@ -153,11 +151,8 @@ def size_of(payload: Pieces) -> int:
 
 
 class Frame:
-    """A frame that is to leave over one connection.
-
-    One that makes its payload late, or must know what becomes of it, is a subclass that has some of
-    the methods.
-    """
+    """A frame that is to leave over one connection. One that makes its payload late, or must know
+    what becomes of it, is a subclass that has some of the methods."""
 
     __slots__ = ("header", "in_turn", "payload", "priority")
     makes_payload = tells_sent = tells_arrived = False

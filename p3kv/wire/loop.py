@@ -131,11 +131,8 @@ class Drain:
 
 
 class Loop:
-    """Reads and writes connections; writes the most urgent frame first.
-
-    Everything but `call_soon`, `call_soon_batched` and `end_batch` belongs to the thread that calls
-    `run`.
-    """
+    """Reads and writes connections; writes the most urgent frame first. Everything but `call_soon`,
+    `call_soon_batched` and `end_batch` belongs to the thread that calls `run`."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -349,9 +346,7 @@ class Loop:
 
     def _move_to_back(self, connection: Connection) -> None:
         """Ties: of equally urgent frames, the connection that has been idle longest sends first.
-
-        With the same fixed order on all servers, worker 0 would receive every value first.
-        """
+        With the same fixed order on all servers, worker 0 would receive every value first."""
         if self._connections.pop(connection.descriptor, None) is not None:
             self._connections[connection.descriptor] = connection
 
@@ -372,11 +367,8 @@ class Loop:
             function(*arguments)
 
     def _call_timers(self, looked_at: float) -> None:
-        """Calls timers that were due when the loop looked for events.
-
-        After a long piece of work, a peer's message may be waiting. Its timeout must not fire
-        before the message is read.
-        """
+        """Calls timers that were due when the loop looked for events. After a long piece of work, a
+        peer's message may be waiting. Its timeout must not fire before the message is read."""
         while self._timers and self._timers[0][0] <= looked_at:
             heapq.heappop(self._timers)[2]()
 

@@ -135,9 +135,7 @@ def union(numbers: Sequence[np.ndarray]) -> np.ndarray:
 
 def summed(numbers: np.ndarray, parts: Sequence[Rows], dtype: np.dtype) -> Rows:
     """The sum of the rows with these numbers, in the order of the parts; at least one has each.
-
-    Where there is one part, the sum may be a view of it.
-    """
+    Where there is one part, the sum may be a view of it."""
     if len(parts) == 1 and len(parts[0].numbers) == len(numbers):
         return Rows(numbers, parts[0].elements.astype(dtype, copy=False))
     total = np.empty((len(numbers), parts[0].elements.shape[1]), dtype)

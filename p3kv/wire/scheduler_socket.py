@@ -33,10 +33,8 @@ _NUMBERS = struct.Struct("<QQ")
 
 
 class Session:
-    """One end: numbers messages, and keeps them until the other end has received them.
-
-    So each message arrives once and in order, whatever connections lose.
-    """
+    """One end: numbers messages, and keeps them until the other end has received them. So each
+    message arrives once and in order, whatever connections lose."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -88,11 +86,8 @@ _EVENT = struct.Struct("=Hi")
 
 
 def receive_event(monitor: zmq.Socket) -> Tuple[int, int]:
-    """An event and its value from a socket's monitor; waits for one.
-
-    `zmq.utils.monitor` reads them as well, and imports asyncio, which takes each process of a job
-    a tenth of its start.
-    """
+    """An event and its value from a socket's monitor; waits for one. `zmq.utils.monitor` reads them
+    as well, and imports asyncio, which takes each process of a job a tenth of its start."""
     event, value = _EVENT.unpack(monitor.recv_multipart()[0])
     return event, value
 

@@ -30,10 +30,8 @@ class SliceSizesByRound:
         """The newest generation; -1 before the first."""
 
     def set(self, from_round: int, sizes: SliceSizes) -> bool:
-        """Sets the slice sizes from a round on; False if that is known already.
-
-        Raises ProtocolError when it contradicts an earlier announcement.
-        """
+        """Sets the slice sizes from a round on; False if that is known already. Raises
+        ProtocolError when it contradicts an earlier announcement."""
         if self._from_rounds and from_round <= self._from_rounds[-1]:
             if (from_round, sizes) in zip(self._from_rounds, self._sizes):
                 return False

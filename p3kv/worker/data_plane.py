@@ -54,10 +54,8 @@ _log = logging.getLogger(__name__)
 
 
 class DataPlane(Handler):
-    """Takes the frames that `p3kv.wire.protocol` allows, and sends this worker's.
-
-    Belongs to the worker's thread, except what says otherwise.
-    """
+    """Takes the frames that `p3kv.wire.protocol` allows, and sends this worker's. Belongs to the
+    worker's thread, except what says otherwise."""
 
     def __init__(
         self,
@@ -174,10 +172,8 @@ class DataPlane(Handler):
         return connection
 
     def declare(self, key: WorkerKey) -> None:
-        """Makes a key known to its servers.
-
-        Every worker does so: its slices may arrive before another worker's message.
-        """
+        """Makes a key known to its servers. Every worker does so: its slices may arrive before
+        another worker's message."""
         key.channel = Channel(key, self.consistency.window)
         self.keys[key.key_id] = key
         key.direct = self.rows if key.touched_only else self.slices
@@ -250,11 +246,8 @@ class DataPlane(Handler):
         return [key.key for key in known if key is not None and key.store == store]
 
     def publish_order(self, key_ids: List[int], store: int) -> None:
-        """Tells everybody a store's forward order.
-
-        Each announcement takes the place of the last one, so it has the orders of all stores. In a
-        step only one store's keys meet.
-        """
+        """Tells everybody a store's forward order. Each announcement takes the place of the last
+        one, so it has the orders of all stores. In a step only one store's keys meet."""
         self._orders[store] = key_ids
         order = ForwardOrder([key_id for ids in self._orders.values() for key_id in ids])
         self.tell(Header(Kind.ORDER, self.rank), encode(order))

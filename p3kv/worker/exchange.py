@@ -50,10 +50,8 @@ from p3kv.worker.transfers import (
 
 
 class Exchange:
-    """Has routes carry this worker's transfers, and ends their rounds.
-
-    Belongs to the worker's thread, except `counts` and what says otherwise.
-    """
+    """Has routes carry this worker's transfers, and ends their rounds. Belongs to the worker's
+    thread, except `counts` and what says otherwise."""
 
     def __init__(
         self,

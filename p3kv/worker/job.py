@@ -13,10 +13,8 @@ from p3kv.wire.loop import Loop
 
 
 class JobMember:
-    """What all parts of a worker have of its job. From any thread.
-
-    What waits raises the job's failure once there is one.
-    """
+    """What all parts of a worker have of its job. From any thread. What waits raises the job's
+    failure once there is one."""
 
     control: ControlClient
 
@@ -50,10 +48,8 @@ class JobMember:
             self.changed.wait(seconds)
 
     def ask(self, begin: Callable[[Future[Any]], None]) -> Future[Any]:
-        """Has the worker's thread begin what completes the future, and returns it.
-
-        As where a script waits for a weight, the job's failure ends the wait.
-        """
+        """Has the worker's thread begin what completes the future, and returns it. As where a
+        script waits for a weight, the job's failure ends the wait."""
         self.check()
         answer: Future[Any] = Future()
 

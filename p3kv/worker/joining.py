@@ -44,11 +44,8 @@ class _Hello(NamedTuple):
 
 
 class Handshakes:
-    """The worker's side of `p3kv.wire.credentials`, on all its connections.
-
-    `begin` is called before the worker's thread begins to serve the connection; the rest belongs to
-    this thread.
-    """
+    """The worker's side of `p3kv.wire.credentials`, on all its connections. `begin` is called
+    before the worker's thread begins to serve the connection; the rest belongs to this thread."""
 
     def __init__(self, key: bytes, rank: int, settings: JobSettings) -> None:
         """`key` is the job's (`Credentials.data_key`)."""

@@ -33,11 +33,8 @@ class _Attempt(NamedTuple):
 
 
 class Reconnecting(Handler):
-    """Gives connections new links. Belongs to the worker's thread.
-
-    A thread of its own waits while a link is made, because the worker's thread serves the other
-    connections meanwhile.
-    """
+    """Gives connections new links. Belongs to the worker's thread. A thread of its own waits while
+    a link is made, because the worker's thread serves the other connections meanwhile."""
 
     def __init__(
         self,

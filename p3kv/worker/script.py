@@ -22,10 +22,8 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 class Script:
-    """The thread that runs the script. `begin_wait` and `end_wait` belong to it, all else to any.
-
-    A wait is one for values that come from servers, perhaps among other things.
-    """
+    """The thread that runs the script. `begin_wait` and `end_wait` belong to it, all else to any. A
+    wait is one for values that come from servers, perhaps among other things."""
 
     def __init__(self, libraries: Collection[str]) -> None:
         """`libraries` are the packages whose lines are not the script's."""

@@ -123,10 +123,8 @@ def not_let_in() -> bool:
 
 
 def trains_alone(how: str) -> None:
-    """Warns, once, that this worker of a job shares nothing with the others: `how` says why.
-
-    Does not warn if the process has the p3 store as well: then the other store is intended.
-    """
+    """Warns, once, that this worker of a job shares nothing with the others: `how` says why. Does
+    not warn if the process has the p3 store as well: then the other store is intended."""
     global _said_alone
     if _worker is None or _said_alone or _worker.started or _worker.num_workers == 1:
         return
@@ -253,10 +251,8 @@ def _one_line_hook(previous: _Hook) -> _Hook:
 
 
 def _our_words(error: BaseException, trace: Optional[TracebackType]) -> Optional[str]:
-    """The one line for an error of p3kv's; None for any other error.
-
-    The framework may raise the job's failure as an exception of its own.
-    """
+    """The one line for an error of p3kv's; None for any other error. The framework may raise the
+    job's failure as an exception of its own."""
     failure = None if _worker is None else _worker.failure
     if failure is not None and (error is failure or str(failure) in str(error)):
         error = failure

@@ -191,10 +191,8 @@ class WorkerKey:
 
 
 class Route(ABC):
-    """How gradients of a key get to the servers, and values back. Belongs to the worker's thread.
-
-    A route is chosen for each key, once; what it carries says so (`Transfer.route`).
-    """
+    """How gradients of a key get to the servers, and values back. Belongs to the worker's thread. A
+    route is chosen for each key, once; what it carries says so (`Transfer.route`)."""
 
     @abstractmethod
     def push(self, transfer: Push) -> None:
@@ -294,10 +292,8 @@ class Transfer:
         does not know that they have arrived on the servers."""
 
     def land(self, piece: Slice, server: Optional[int]) -> memoryview:
-        """Where a slice that a server sends goes, in the target.
-
-        Raises ProtocolError for a slice that comes twice, or from a server that does not keep it.
-        """
+        """Where a slice that a server sends goes, in the target. Raises ProtocolError for a slice
+        that comes twice, or from a server that does not keep it."""
         arrived, key = self._arrived, self.key
         if arrived is None:
             arrived = self._arrived = set()
@@ -363,10 +359,8 @@ class Pull(Transfer):
 
 
 class Push(Transfer):
-    """Takes part in a round, and brings its value where there is a target.
-
-    A push of a worker that has no gradient has no source.
-    """
+    """Takes part in a round, and brings its value where there is a target. A push of a worker that
+    has no gradient has no source."""
 
     after_pulls = 0
     """How many pulls of the key were called before it."""

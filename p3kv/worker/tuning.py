@@ -129,9 +129,7 @@ class Tuning:
 
     def adopt(self, from_round: int, sizes: SliceSizes) -> None:
         """Sets the slice sizes from a round on; every server passes rank 0's announcement on.
-
-        Raises ProtocolError when they contradict an earlier announcement, or are the first ones.
-        """
+        Raises ProtocolError when they contradict an earlier announcement, or are the first ones."""
         if from_round <= INITIAL_ROUND:
             raise ProtocolError(
                 f"it wants {sizes} from round {from_round} on, which each worker knows already"

@@ -193,9 +193,7 @@ class Worker(JobMember):
 
     def abort(self, reason: str) -> None:
         """Ends the job because this process can't go on, and tells all processes the reason.
-
-        Transfers that are under way end with an error, and so do those that begin until `close`.
-        """
+        Transfers that are under way end with an error, and so do those that begin until `close`."""
         if self.failure is None and not self.has_left:
             failure = Failure(reason, "worker", self.rank, self._known_round(), "P3Error")
             self.control.send(ReportFailure(failure))
@@ -216,10 +214,8 @@ class Worker(JobMember):
                 self.loop.call_soon(joined.checkpoints.add_last, cut)
 
     def close(self) -> Optional[P3Error]:
-        """Leaves the job, in order unless it has failed; all transfers must be done.
-
-        Returns the failure that has left something of this worker's undone. May be called twice.
-        """
+        """Leaves the job, in order unless it has failed; all transfers must be done. Returns the
+        failure that has left something of this worker's undone. May be called twice."""
         if self.has_left:
             return None
         if self.started and self.usable:
@@ -292,11 +288,8 @@ class Worker(JobMember):
             self.loop.call_soon(self._data_plane.forget, number, done)
 
     def barrier(self, purpose: str = "") -> None:
-        """Waits until every worker has reached this barrier.
-
-        The job fails if workers are there for different purposes. A purpose goes on "worker 0
-        waits": "to load states".
-        """
+        """Waits until every worker has reached this barrier. The job fails if workers are there for
+        different purposes. A purpose goes on "worker 0 waits": "to load states"."""
         self.check()
         self.control.request(BarrierReached(purpose, self.script.place()), BarrierPassed)
 

@@ -41,10 +41,8 @@ _log = logging.getLogger("p3kv")
 
 
 class Alone(KVStore):
-    """Store of `kvstore='p3'` without servers and other workers: MXNet's own, of one process.
-
-    A script gets the numbers of a job with one worker, and the same methods as in a job.
-    """
+    """Store of `kvstore='p3'` without servers and other workers: MXNet's own, of one process. A
+    script gets the numbers of a job with one worker, and the same methods as in a job."""
 
     def __init__(self, consistency: Optional[str] = None) -> None:
         """`consistency` chooses the store's rule in a job, if that is not the job's."""

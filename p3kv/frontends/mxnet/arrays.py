@@ -122,10 +122,8 @@ def check_fit(
     arrays: Sequence[NDArray],
     stype: str = DENSE,
 ) -> None:
-    """Raises KeyMismatchError where one of `arrays` has another shape or dtype than the key.
-
-    A dtype of None allows every dtype, for arrays into which values are cast.
-    """
+    """Raises KeyMismatchError where one of `arrays` has another shape or dtype than the key. A
+    dtype of None allows every dtype, for arrays into which values are cast."""
     for array in arrays:
         check_kind(called, array, (stype,))
         its_shape, its_dtype = tuple(array.shape), dtype_name(array)
@@ -169,10 +167,8 @@ class Staging:
         MXNet for their properties is slow."""
 
     def source(self, key: WorkerKey, arrays: Sequence[NDArray]) -> NDArray:
-        """One array in CPU memory with the sum of `arrays`, one for each device.
-
-        Raises KeyMismatchError for an array that is not what the key was declared with.
-        """
+        """One array in CPU memory with the sum of `arrays`, one for each device. Raises
+        KeyMismatchError for an array that is not what the key was declared with."""
         checked = _checked(self._sources, key, arrays, check_sources)
         if len(arrays) == 1 and checked.on_cpu is not None:
             return checked.on_cpu
@@ -194,10 +190,8 @@ class Staging:
         return self._stand_in(key, arrays[0]) if on_cpu is None else on_cpu
 
     def dense_targets(self, key: WorkerKey, arrays: Sequence[NDArray]) -> Sequence[NDArray]:
-        """`arrays` without sparse ones: as in MXNet, a pull leaves these as they are and warns.
-
-        Not of a row_sparse weight, of which Module pulls no row with every update.
-        """
+        """`arrays` without sparse ones: as in MXNet, a pull leaves these as they are and warns. Not
+        of a row_sparse weight, of which Module pulls no row with every update."""
         last = self._targets.get(key.key)
         if last is not None and _same(last.arrays, arrays):
             return arrays

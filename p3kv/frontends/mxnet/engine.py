@@ -52,10 +52,8 @@ _Arrays = Tuple[Sequence[NDArray], Sequence[NDArray]]
 
 
 class Operation:
-    """One operation that the engine has started and that waits for `complete`.
-
-    Any thread may complete it, exactly once. Its arrays are kept until then.
-    """
+    """One operation that the engine has started and that waits for `complete`. Any thread may
+    complete it, exactly once. Its arrays are kept until then."""
 
     __slots__ = ("_arrays", "_on_complete")
 

@@ -49,11 +49,8 @@ class GluonReads(ForwardReads):
         self._unpatched.clear()
 
     def order(self, keys_by_array: Dict[int, Key]) -> List[Key]:
-        """Keys in the order of their first reads.
-
-        `keys_by_array` gives the key for the `id` of each array that the store was initialised
-        with; parameters of other stores are left out.
-        """
+        """Keys in the order of their first reads. `keys_by_array` gives the key for the `id` of
+        each array that the store was initialised with; parameters of other stores are left out."""
         order: Dict[Key, None] = {}
         for parameter in list(self._reads):
             for array in parameter._data or ():

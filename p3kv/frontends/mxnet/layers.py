@@ -153,10 +153,8 @@ def _crossing_elems(
     layer_of: Sequence[int],
     shapes: Mapping[Tuple[int, int], Tuple[int, ...]],
 ) -> List[int]:
-    """By layer, the elements computed from the inputs up to it that later layers read.
-
-    `layer_of` is each node's layer. The inputs themselves do not count: every host can read them.
-    """
+    """By layer, the elements computed from the inputs up to it that later layers read. `layer_of`
+    is each node's layer. The inputs themselves do not count: every host can read them."""
     computed: Set[int] = set()
     last_reader: Dict[Tuple[int, int], int] = {}
     for index, node in enumerate(nodes):
@@ -180,11 +178,8 @@ def _node_flops(
     node: Mapping[str, Any],
     shapes: Mapping[Tuple[int, int], Tuple[int, ...]],
 ) -> float:
-    """Forward operations of one node.
-
-    Matrix work is counted from the shapes; everything else, which only moves memory, counts one
-    for each element that it writes.
-    """
+    """Forward operations of one node. Matrix work is counted from the shapes; everything else,
+    which only moves memory, counts one for each element that it writes."""
     operator = node["op"]
     if operator == "null":
         return 0.0
@@ -211,9 +206,7 @@ _PIXELS_OF_INCEPTION = 299
 
 def model(name: str, batch_size: int, compute_s: float) -> Model:
     """The model called `name`, for batches of `batch_size` images; no weight is allocated.
-
-    `compute_s` is C, the time of a batch's forward and backward pass.
-    """
+    `compute_s` is C, the time of a batch's forward and backward pass."""
     pixels = _PIXELS_OF_INCEPTION if name == "inceptionv3" else _PIXELS
     with mx.name.NameManager():  # the names, and so the keys, of a fresh script's first network
         block = vision.get_model(name)

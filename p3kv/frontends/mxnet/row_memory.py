@@ -34,9 +34,7 @@ _BLOB_BYTES = 512
 
 def bind() -> None:
     """To be called by the script's thread before anything else here: it waits for the engine.
-
-    Raises NotSupportedError for a build whose arrays it can't read or write.
-    """
+    Raises NotSupportedError for a build whose arrays it can't read or write."""
     _library()
     engine.bind_writes()
 

@@ -60,10 +60,8 @@ def layout(value: NDArray, outs: Iterable[NDArray], expected: bool) -> str:
 
 
 def ids_by_out(keys: Any, outs: Any, row_ids: Any) -> List[Tuple[Key, List[NDArray], NDArray]]:
-    """Arguments of `row_sparse_pull`: each key with arrays, and the rows that they get.
-
-    As in MXNet, the arrays of a key may share row ids, or have some each.
-    """
+    """Arguments of `row_sparse_pull`: each key with arrays, and the rows that they get. As in
+    MXNet, the arrays of a key may share row ids, or have some each."""
     if isinstance(keys, (list, tuple)):
         if isinstance(row_ids, NDArray):
             row_ids = [row_ids] * len(keys)
@@ -129,10 +127,8 @@ class _Held(NamedTuple):
 
 
 class RowOperations:
-    """Pushes and pulls keys of rows for a store.
-
-    Calls come from the script's thread; operations start in any.
-    """
+    """Pushes and pulls keys of rows for a store. Calls come from the script's thread; operations
+    start in any."""
 
     def __init__(
         self,
@@ -149,10 +145,8 @@ class RowOperations:
         """Arrays that pulls have written last. Only rows that have changed since travel."""
 
     def source(self, key: WorkerKey, arrays: Sequence[NDArray]) -> NDArray:
-        """One row_sparse array on the CPU with the sum of `arrays`, one for each device.
-
-        Raises KeyMismatchError for an array that is not what the key was declared with.
-        """
+        """One row_sparse array on the CPU with the sum of `arrays`, one for each device. Raises
+        KeyMismatchError for an array that is not what the key was declared with."""
         check_sources(key, arrays)
         local = [array.as_in_context(mx.cpu()) for array in arrays]
         return local[0] if len(local) == 1 else mx.nd.add_n(*local)
@@ -166,10 +160,8 @@ class RowOperations:
         source: NDArray,
         keeps_value: bool = False,
     ) -> None:
-        """Pushes a row_sparse gradient, or the initial value, when it is ready.
-
-        `keeps_value`: the array has the key's value from now on, as if it had been pulled.
-        """
+        """Pushes a row_sparse gradient, or the initial value, when it is ready. `keeps_value`: the
+        array has the key's value from now on, as if it had been pulled."""
         pulls = key.pulls
 
         def start(operation: engine.Operation) -> None:

@@ -36,10 +36,8 @@ Pushed = Sequence[Tuple[WorkerKey, List[NDArray], List[NDArray]]]
 
 
 class Steps(ABC):
-    """Sends what the script pushes, and gives it values. All keys and arrays are checked.
-
-    Belongs to the script's thread.
-    """
+    """Sends what the script pushes, and gives it values. All keys and arrays are checked. Belongs
+    to the script's thread."""
 
     updater: Any = None
     """The optimizer, as MXNet's Trainer looks for it; None before one is set."""

@@ -43,9 +43,7 @@ NAMES = {"p3": _create, SYNC_TYPE: _create, ASYNC_TYPE: partial(_create, ASYNCHR
 
 def create_named(kvstore: str) -> Optional[KVStoreBase]:
     """The store of a name with a rule, such as 'p3:delayed:staleness=1'; None for other names.
-
-    Raises ConfigError for a rule that there is not, or that contradicts the name.
-    """
+    Raises ConfigError for a rule that there is not, or that contradicts the name."""
     name, colon, consistency = kvstore.partition(":")
     name = name.lower()
     if not colon or name not in NAMES:

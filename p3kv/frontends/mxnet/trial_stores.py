@@ -126,10 +126,8 @@ class ClockedP3(Clocked, P3):
 
 
 class Other(Clocked, KVStore):
-    """Another store than p3kv's, with which a script for p3kv's runs all the same.
-
-    What the other store can't do is left out, and `clock` takes note of it.
-    """
+    """Another store than p3kv's, with which a script for p3kv's runs all the same. What the other
+    store can't do is left out, and `clock` takes note of it."""
 
     forward_order: Sequence[Key] = ()
     resumed_steps = 0

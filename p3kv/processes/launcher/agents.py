@@ -23,10 +23,8 @@ _MOST_LINE_BYTES = 1 << 20
 
 
 class Agent:
-    """One helper, which one thread asks; questions and answers are lines.
-
-    The module finds its end of the link in P3KV_LAUNCHER_FD, and ends when the link does.
-    """
+    """One helper, which one thread asks; questions and answers are lines. The module finds its end
+    of the link in P3KV_LAUNCHER_FD, and ends when the link does."""
 
     def __init__(self, host: Host, module: str) -> None:
         """Start ssh, with a job's environment on `host`; ConfigError if that fails."""

@@ -196,10 +196,8 @@ class _Source(NamedTuple):
 
 
 class Forwarder:
-    """The thread that reads processes' pipes and shows what comes.
-
-    Calls `on_broken` once when the screen's reader is gone, and still reads: nobody blocks.
-    """
+    """The thread that reads processes' pipes and shows what comes. Calls `on_broken` once when the
+    screen's reader is gone, and still reads: nobody blocks."""
 
     def __init__(self, screen: Screen, on_broken: Callable[[], None]) -> None:
         self._screen = screen

@@ -114,11 +114,8 @@ class Launcher:
         """Parts that had to be ended, though they had been told or had had the time to end."""
 
     def run(self) -> int:
-        """Run the parts to their end; return 0, or the first failure's exit code.
-
-        Nothing of their process groups is left then, and a line on `err` says which part failed
-        first.
-        """
+        """Run the parts to their end; return 0, or the first failure's exit code. Nothing of their
+        process groups is left then, and a line on `err` says which part failed first."""
         try:
             with self._signals_as_events():
                 if self._start():

@@ -61,10 +61,8 @@ def ideal_fifo_s(
     link_bit_s: float,
     payload: float = TCP_PAYLOAD,
 ) -> float:
-    """An iteration that sends first in, first out, and overlaps the backward pass perfectly.
-
-    The first layer's gradient is the last to be sent, so no forward pass overlaps anything.
-    """
+    """An iteration that sends first in, first out, and overlaps the backward pass perfectly. The
+    first layer's gradient is the last to be sent, so no forward pass overlaps anything."""
     after = _from_each_on(backward_s)
     wire = _wire_up_to_each(layer_bytes, hosts, link_bit_s, payload)
     return sum(forward_s) + max(m + t for m, t in zip(wire, after))

@@ -139,11 +139,8 @@ def _at_once_elems(elems: int, policy: Policy, servers: int) -> int:
 
 
 class Event(NamedTuple):
-    """Something that occupied one of host 0's resources.
-
-    `lane` is "compute", "up", "down" or "update"; `kind` is "forward", "backward", "push",
-    "broadcast" or "update".
-    """
+    """Something that occupied one of host 0's resources. `lane` is "compute", "up", "down" or
+    "update"; `kind` is "forward", "backward", "push", "broadcast" or "update"."""
 
     lane: str
     kind: str

@@ -53,10 +53,8 @@ class OwnCuts:
         """Records that are to be copied, and the checkpoints' steps, in their order."""
 
     def reach(self, rank: int, said: CutReached) -> List[KeyCut]:
-        """A worker has reached a checkpoint. Returns the keys of which something was copied.
-
-        Raises ProtocolError where it has pushed other rounds than another worker.
-        """
+        """A worker has reached a checkpoint. Returns the keys of which something was copied. Raises
+        ProtocolError where it has pushed other rounds than another worker."""
         cut = self._reached.get(said.step)
         if cut is None:
             if 0 in self._left:

@@ -17,9 +17,7 @@ from p3kv.wire.messages import Checkpoint, Written, encode
 
 class PartsOfWorkers:
     """Server 0 passes on what worker rank 0 asks of the other workers, and what they answer.
-
-    Workers have no connections to each other. Belongs to the server's thread.
-    """
+    Workers have no connections to each other. Belongs to the server's thread."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers

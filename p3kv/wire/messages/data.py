@@ -25,10 +25,8 @@ MAX_STATE_ARRAYS = 1024
 
 
 class JobSettings(Message, frozen=True):
-    """The settings that hold for the whole job: all workers have the same.
-
-    Names and defaults are those of `Settings`.
-    """
+    """The settings that hold for the whole job: all workers have the same. Names and defaults are
+    those of `Settings`."""
 
     slice_size: Optional[int] = Settings.slice_size
     """None: by the network's rate, which all workers will measure."""

@@ -101,11 +101,8 @@ def parts_of_step(
     longest_s: float,
     delayed: Delayed = Delayed(),  # noqa: B008  a constant
 ) -> Parts:
-    """Parts into which a step's time went.
-
-    `waits` say for what there was waiting, for `longest_s` in all at most. What is nothing else is
-    computing.
-    """
+    """Parts into which a step's time went. `waits` say for what there was waiting, for `longest_s`
+    in all at most. What is nothing else is computing."""
     script_s = min(max(0.0, script_s), step_s)
     for_what = Parts()
     for wait in waits:

@@ -100,10 +100,8 @@ class _Sum:
 
 
 class Carried:
-    """Sends a sum as soon as the parts of all that add to it are there.
-
-    Belongs to the worker's thread.
-    """
+    """Sends a sum as soon as the parts of all that add to it are there. Belongs to the worker's
+    thread."""
 
     def __init__(
         self,

@@ -149,9 +149,7 @@ def _elements(memory: np.ndarray, key: WorkerKey, piece: Slice) -> np.ndarray:
 
 class OwnMemory:
     """This process's memory, in extents that have no name and end with the processes that map them.
-
-    Belongs to one thread.
-    """
+    Belongs to one thread."""
 
     def __init__(self) -> None:
         self._descriptors: List[int] = []

@@ -104,10 +104,8 @@ class RowsPush(Push):
 
 
 class RowsPull(Pull):
-    """Rows of a key's value on their way to this worker.
-
-    They are those that `named` has, or those that have changed since a round of each server.
-    """
+    """Rows of a key's value on their way to this worker. They are those that `named` has, or those
+    that have changed since a round of each server."""
 
     named: Optional[np.ndarray] = None
     """Numbers of the rows that are wanted, which ascend."""

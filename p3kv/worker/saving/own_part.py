@@ -158,10 +158,8 @@ class OwnPart:
         self._write_if_copied()
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Begins to write this worker's part of a checkpoint, or waits until it is copied.
-
-        Raises ProtocolError while the one before is not written.
-        """
+        """Begins to write this worker's part of a checkpoint, or waits until it is copied. Raises
+        ProtocolError while the one before is not written."""
         if self._wanted is not None or self._writes:
             raise ProtocolError("it asked for a checkpoint before it had the last one")
         self._wanted = checkpoint
@@ -277,10 +275,7 @@ _log = logging.getLogger(__name__)
 
 class ResumedPart:
     """What codecs of gradients remembered, and what this worker has trained by itself. Worker rank
-    0 says once if it is lost.
-
-    Belongs to the thread that uses the stores.
-    """
+    0 says once if it is lost. Belongs to the thread that uses the stores."""
 
     def __init__(self, rank: int, num_workers: int, folder: Optional[str]) -> None:
         self._rank = rank

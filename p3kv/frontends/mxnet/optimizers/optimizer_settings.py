@@ -119,10 +119,8 @@ def needs_whole_tensors(kind: Type[mx.optimizer.Optimizer]) -> bool:
 
 
 def updates_rows(optimizer: mx.optimizer.Optimizer, sparse_weight: bool) -> bool:
-    """Whether an update with a row_sparse gradient changes only the rows that the gradient has.
-
-    As MXNet's kernels do; for any other optimizer MXNet makes the gradient dense.
-    """
+    """Whether an update with a row_sparse gradient changes only the rows that the gradient has. As
+    MXNet's kernels do; for any other optimizer MXNet makes the gradient dense."""
     kind = type(optimizer)
     if kind.__name__ not in _BY_ROWS or not is_mxnets(kind):
         return False
@@ -132,10 +130,8 @@ def updates_rows(optimizer: mx.optimizer.Optimizer, sparse_weight: bool) -> bool
 
 
 def needs_sparse_weight(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Whether an update of a row_sparse weight has other numbers than that of a dense one.
-
-    Kernels that update rows do the same to both, but not Ftrl's. Test fails on a sparse one.
-    """
+    """Whether an update of a row_sparse weight has other numbers than that of a dense one. Kernels
+    that update rows do the same to both, but not Ftrl's. Test fails on a sparse one."""
     if isinstance(optimizer, mx.optimizer.Test):
         return False
     return not updates_rows(optimizer, False)
@@ -189,11 +185,8 @@ def read(data: bytes) -> Settings:
 
 
 def built(settings: PlainOptimizer) -> mx.optimizer.Optimizer:
-    """The optimizer, before its first update.
-
-    Raises ConfigError for a class that this process does not know, and ProtocolError for attributes
-    with which no update can run.
-    """
+    """The optimizer, before its first update. Raises ConfigError for a class that this process does
+    not know, and ProtocolError for attributes with which no update can run."""
     kind = _known(settings.name)
     begun_afresh = _BEGUN_AFRESH.get(settings.name, {}) if is_mxnets(kind) else {}
     _check_attributes(kind, settings.attributes, begun_afresh)

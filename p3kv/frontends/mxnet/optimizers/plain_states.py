@@ -59,10 +59,8 @@ def with_all_rows(elements: np.ndarray) -> mx.nd.NDArray:
 
 
 def as_state(of_key: OfKey, since_step: int, whole: bool) -> State:
-    """Servers' `State` of a key; arrays are copied.
-
-    `whole`: the optimizer needs whole tensors. The state is not cut then.
-    """
+    """Servers' `State` of a key; arrays are copied. `whole`: the optimizer needs whole tensors. The
+    state is not cut then."""
     elements: Dict[str, np.ndarray] = {}
     numbers = {
         "since_step": since_step,

@@ -66,10 +66,8 @@ def _begun(optimizer: mx.optimizer.Optimizer, key: WorkerKey, stype: str) -> Any
 
 
 def _stored_as(state: Any, like: Any) -> Any:
-    """`state` with arrays that are stored as those of `like`, which has the same structure.
-
-    MXNet's own optimizers have arrays and tuples of them.
-    """
+    """`state` with arrays that are stored as those of `like`, which has the same structure. MXNet's
+    own optimizers have arrays and tuples of them."""
     if isinstance(state, tuple):
         return tuple(_stored_as(part, its) for part, its in zip(state, like))
     if isinstance(state, NDArray) and state.stype != like.stype:
@@ -130,9 +128,7 @@ def write(
 
 def read(fname: str, current: mx.optimizer.Optimizer, keys: Sequence[WorkerKey]) -> Loaded:
     """Reads a file, and checks that a store with these keys and this optimizer can go on from it.
-
-    Raises StatesError if it can't, and OSError if there is no such file.
-    """
+    Raises StatesError if it can't, and OSError if there is no such file."""
     with open(fname, "rb") as file:
         data = file.read()
     updater = mx.optimizer.Updater(current)

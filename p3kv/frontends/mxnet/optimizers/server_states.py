@@ -96,11 +96,8 @@ class ServerStates:
 
 
 class ServersUpdater:
-    """The optimizer of the servers, as the attributes of MXNet's Updater show it.
-
-    gluon's Trainer takes `optimizer` from here when it has loaded states. Belongs to the script's
-    thread.
-    """
+    """The optimizer of the servers, as the attributes of MXNet's Updater show it. gluon's Trainer
+    takes `optimizer` from here when it has loaded states. Belongs to the script's thread."""
 
     def __init__(
         self, optimizer: mx.optimizer.Optimizer, fetch: Callable[[], Dict[Key, Any]]
@@ -113,9 +110,7 @@ class ServersUpdater:
     @property
     def states(self) -> Dict[Key, Any]:
         """A copy of MXNet's state of each key that was updated, after all of this worker's pushes.
-
-        Raises StatesError where states can't be saved.
-        """
+        Raises StatesError where states can't be saved."""
         return self._fetch()
 
     def __call__(self, *_: Any) -> NoReturn:

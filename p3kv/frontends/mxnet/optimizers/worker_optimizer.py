@@ -186,9 +186,7 @@ class WorkerOptimizer(ScriptOptimizer):
 
     def remembered(self) -> Dict[str, Any]:
         """Values that updates have changed in the optimizer itself, by the names of its attributes.
-
-        In one process MXNet's own optimizer has these values now.
-        """
+        In one process MXNet's own optimizer has these values now."""
         found: Dict[str, Any] = {}
         if self._seed is not None:
             found[SEED] = self._seed
