@@ -19,7 +19,7 @@ from p3kv.config.launch import (
     where_secret_is,
     worker_above,
 )
-from p3kv.config.overrides import configure, current, settle, wants_traceback
+from p3kv.config.overrides import configure, current, freeze, wants_traceback
 from p3kv.config.ranks import launcher_store
 from p3kv.config.settings import (
     MAX_PATH_CHARS,
@@ -37,8 +37,8 @@ from p3kv.config.variables import flag, optimizer_modules, plugins, wants_colour
 __all__ = [
     "MAX_PATH_CHARS", "MAX_SLICE_ELEMS", "ROLES", "Launch", "Settings", "Tuned", "add_aliases",
     "apply_verbosity", "check_together", "configure", "current", "environment_of", "flag",
-    "forget_rank", "launcher_store", "note_place", "note_script", "optimizer_modules", "plugins",
-    "root_host", "root_port", "script_above", "serves", "settle", "take_place",
+    "forget_rank", "freeze", "launcher_store", "note_place", "note_script", "optimizer_modules",
+    "plugins", "root_host", "root_port", "script_above", "serves", "take_place",
     "told_of", "trains_alone", "trial", "unknown_variables", "wants_colours", "wants_traceback",
     "where_secret_is", "worker_above",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from p3kv.config.trials import settings_of_a_trial, trial
 from p3kv.errors import ConfigError
 
 _overrides: Dict[str, Any] = {}
-_settled = False
+_frozen = False
 
 
 def configure(**settings: Any) -> None:
@@ -21,7 +21,7 @@ def configure(**settings: Any) -> None:
     Call it in every worker before the store is created. Raises ConfigError for an unknown name,
     a value out of range, and when it comes too late.
     """
-    if _settled:
+    if _frozen:
         raise ConfigError(
             "the job has its settings and keeps them: call p3kv.configure before the first "
             f"{words.current().first_use}"
@@ -43,15 +43,15 @@ def current() -> Settings:
     return settings if tried is None else settings_of_a_trial(settings, tried)
 
 
-def settle() -> Settings:
+def freeze() -> Settings:
     """The settings of the store that is being created; `configure` changes nothing any more."""
-    global _settled
+    global _frozen
     settings = current()
     if settings.checkpoint_dir is not None:
         # Servers may have another current folder.
         settings = replace(settings, checkpoint_dir=os.path.abspath(settings.checkpoint_dir))
     check_together(settings)
-    _settled = True
+    _frozen = True
     return settings
 
 

@@ -85,7 +85,7 @@ class Client(Generic[O]):
             )
         self.worker = this_process.worker()
         if not self.worker.started:
-            self.worker.start(config.settle())
+            self.worker.start(config.freeze())
         self.rank = self.worker.rank
         self.num_workers = self.worker.num_workers
         self.own = self.worker.new_store(consistency, stays)

@@ -59,7 +59,7 @@ class Pushes(Generic[O]):
         known whether another worker had a gradient, pushes of which this one had none count."""
         self._unknown: List[Tuple[Key, Future[bool]]] = []
         """These pushes, and whether another worker had a gradient."""
-        self._settled_steps = 0
+        self._known_steps = 0
         """The value of `_steps` before the first of them."""
         self._counts_step = True
         """Whether this worker has a gradient by which the optimizer's count of steps advances."""
@@ -136,15 +136,15 @@ class Pushes(Generic[O]):
         """Groups the pushes inside into one step: for clipping, for settings that have changed and
         for checkpoints. Nothing that waits for a new value may be inside. `fresh`: the keys of
         which this worker has a gradient, unless that is all."""
-        self._settle_known()
+        self._count_known()
         self._behind = 0
         self._counts_step = True
         if fresh is not None:
             if self._unknown and self._least_steps() < self._steps:
-                self.settle()
+                self.wait_for_unknown()
             self._counts_step = any(map(self._is_in_all_steps, fresh))
         if not self._unknown:
-            self._settled_steps = self._steps
+            self._known_steps = self._steps
         self._says_steps = self._begins = True
         if self.clipping.clips:
             return self.clipping.one_step()
@@ -179,14 +179,14 @@ class Pushes(Generic[O]):
 
     # The optimizer.
 
-    def settle(self) -> None:
+    def wait_for_unknown(self) -> None:
         """Waits for the rounds of which this worker had no gradient, and takes back what was
         counted of those that have changed nothing: in one process, there is no update then."""
         for _, changes in self._unknown:
             changes.result()
-        self._settle_known()
+        self._count_known()
 
-    def _settle_known(self) -> None:
+    def _count_known(self) -> None:
         """The same for what is known by now, without a wait: by some rules the next steps begin
         before these rounds end."""
         if not self._unknown:
@@ -202,7 +202,7 @@ class Pushes(Generic[O]):
                 if self.optimizer is not None:
                     self.optimizer.note_updates(key, self.updates.get(key, 0))
         most = max(self.updates.values(), default=0)
-        self._steps = max(self._settled_steps, self._since + most)
+        self._steps = max(self._known_steps, self._since + most)
 
     def _is_in_all_steps(self, key: Key) -> bool:
         """Whether a key has been updated in every step so far, so that its next push begins one.
@@ -211,7 +211,7 @@ class Pushes(Generic[O]):
         updates = self._since + self.updates.get(key, 0)
         unknown = sum(one == key for one, _ in self._unknown) if updates >= self._steps else 0
         if unknown and updates - unknown < self._steps:
-            self.settle()
+            self.wait_for_unknown()
             updates = self._since + self.updates.get(key, 0)
         return updates >= self._steps
 
@@ -219,17 +219,17 @@ class Pushes(Generic[O]):
         """How many steps there were, if all that is unknown has changed nothing."""
         unknown = Counter(key for key, _ in self._unknown)
         most = max((count - unknown[key] for key, count in self.updates.items()), default=0)
-        return max(self._settled_steps, self._since + most)
+        return max(self._known_steps, self._since + most)
 
     @property
     def counts(self) -> Tuple[int, Dict[Key, int]]:
         """How many steps the optimizer has made, and how often it has updated each key."""
-        self.settle()
+        self.wait_for_unknown()
         return self._steps - self._since, self.updates
 
     def set_optimizer(self, optimizer: O) -> None:
         """Has the servers update by an optimizer from the next step on, with fresh counts."""
-        self.settle()
+        self.wait_for_unknown()
         self.optimizer = optimizer
         self._shares_numbers = optimizer.shares_numbers
         self.updates.clear()
@@ -240,7 +240,7 @@ class Pushes(Generic[O]):
         """Has the servers go on with an optimizer that has made so many steps in another training;
         the caller gives them its states.
         """
-        self.settle()
+        self.wait_for_unknown()
         self._since = self._steps - steps
         self.optimizer = optimizer
         self._shares_numbers = optimizer.shares_numbers

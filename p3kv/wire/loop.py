@@ -31,7 +31,7 @@ _STUCK_S = 1.0
 """A connection that has frames and has sent nothing for so long holds up no other."""
 
 
-class _Place:
+class _Progress:
     """How far a connection is."""
 
     __slots__ = ("credits", "since_s")
@@ -43,7 +43,7 @@ class _Place:
         """When it last sent, or had nothing to send."""
 
 
-class Pace:
+class Pacing:
     """Keeps connections that have frames to send in step, each by its own credit.
 
     Connections get about equal parts of a link as soon as each always has bytes for it, however
@@ -52,7 +52,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._places: Dict[Connection, _Place] = {}
+        self._progress: Dict[Connection, _Progress] = {}
         self._furthest = math.inf
         """How far a connection may be and still send."""
         self._keeps = False
@@ -66,7 +66,7 @@ class Pace:
     def keeps(self, keeps: bool) -> None:
         if keeps != self._keeps:
             self._keeps, self._furthest = keeps, math.inf
-            self._places.clear()
+            self._progress.clear()
 
     def choose(self, connections: Collection[Connection]) -> List[Connection]:
         """Chooses those of a process's connections that have something to send, and can and may."""
@@ -78,14 +78,14 @@ class Pace:
 
     def sent(self, connection: Connection, size_bytes: int) -> None:
         """Takes note of what a connection has sent."""
-        place = self._places.get(connection)
+        place = self._progress.get(connection)
         if place is not None:
             place.credits += size_bytes / connection.credit_bytes
             place.since_s = time.monotonic()
 
     def allows(self, connection: Connection) -> bool:
         """Whether the connection is not too far ahead of the others that `choose` saw."""
-        place = self._places.get(connection)
+        place = self._progress.get(connection)
         return place is None or place.credits <= self._furthest
 
     def _look(self, connections: Collection[Connection]) -> None:
@@ -94,9 +94,9 @@ class Pace:
         for one in connections:
             if not one.in_network:
                 continue
-            place = self._places.get(one)
+            place = self._progress.get(one)
             if place is None:
-                place = self._places[one] = _Place(0.0, now)
+                place = self._progress[one] = _Progress(0.0, now)
             if not one.writer:
                 place.since_s = now
             elif now - place.since_s < _STUCK_S:
@@ -112,7 +112,7 @@ class Pace:
 @dataclass
 class Inversions:
     """Frames that began to leave while a more urgent one waited for a connection that was full, or
-    held back by `Pace`."""
+    held back by `Pacing`."""
 
     frames: int = 0
     bytes: int = 0
@@ -163,7 +163,7 @@ class Loop:
         """When this turn began; None while the loop waits for events."""
         self.inversions = Inversions()
         self.drain = Drain()
-        self.pace = Pace()
+        self.pacing = Pacing()
 
     def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
         """Has the loop's thread call `function`; from any thread, in order of the calls."""
@@ -298,7 +298,7 @@ class Loop:
         """Writes until no connection has frames that it can and may send, the most urgent frame
         first."""
         # A frame that is sent may queue new frames, also on connections that had none.
-        while ready := self.pace.choose(self._connections.values()):
+        while ready := self.pacing.choose(self._connections.values()):
             self._send_all(ready)
         self._drained.clear()
         now = time.monotonic()
@@ -320,7 +320,7 @@ class Loop:
                     self._full.add(best)
                     self._epoll.modify(best.descriptor, select.EPOLLIN | select.EPOLLOUT)
                 ready.remove(best)
-            elif not best.writer or not self.pace.allows(best):
+            elif not best.writer or not self.pacing.allows(best):
                 ready.remove(best)
             else:
                 continue
@@ -333,7 +333,7 @@ class Loop:
         priority = writer.waiting_priority()
         frames, begun = writer.begun_frames, writer.begun_bytes
         count = connection.send()
-        self.pace.sent(connection, count)
+        self.pacing.sent(connection, count)
         self._move_to_back(connection)
         if connection in self._drained:
             self.drain.bytes += count

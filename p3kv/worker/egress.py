@@ -52,7 +52,7 @@ class Egress:
         """By server, the last step for which its gate is open, as far as it has said so."""
         self._held: Dict[int, Dict[int, List[Frame]]] = {}
         """Frames by server and step."""
-        self._turns_pay = loop.pace.keeps
+        self._turns_pay = loop.pacing.keeps
         self._in_turn = False
 
     @property
@@ -63,7 +63,7 @@ class Egress:
 
     @turns_pay.setter
     def turns_pay(self, pay: bool) -> None:
-        self._turns_pay = self._loop.pace.keeps = pay
+        self._turns_pay = self._loop.pacing.keeps = pay
 
     def begin(self, step: int, size_bytes: int) -> None:
         """Counts a transfer of a step, before it is sent. The step's last transfer has begun when

@@ -31,7 +31,7 @@ LAUNCH = {
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No settings in code or in the environment, and none left behind."""
     monkeypatch.setattr(overrides, "_overrides", {})
-    monkeypatch.setattr(overrides, "_settled", False)
+    monkeypatch.setattr(overrides, "_frozen", False)
     for name in settings_names():
         monkeypatch.delenv(f"P3KV_{name.upper()}", raising=False)
     yield
@@ -222,7 +222,7 @@ def test_an_unknown_setting_is_told_with_those_that_there_are(fresh: None) -> No
 
 def test_settings_in_code_that_come_after_the_store_are_told(fresh: None) -> None:
     p3kv.configure(slice_size=2000)
-    assert config.settle().slice_size == 2000
+    assert config.freeze().slice_size == 2000
     with pytest.raises(ConfigError, match="before"):
         p3kv.configure(slice_size=3000)
     assert config.current().slice_size == 2000

@@ -110,7 +110,7 @@ def test_none_gets_ahead_of_another_by_more_than_its_credit_allows(
     loop: Loop, peers: MakePeer
 ) -> None:
     quick, slow, other = peers(8e6), peers(2e6, credits=2), peers(8e6)
-    loop.pace.keeps = True
+    loop.pacing.keeps = True
     run_until(loop, lambda: slow.credits > 10)
     # The last write may go beyond: the kernel takes up to twice the credit at once.
     assert slow.credits <= quick.credits <= slow.credits + 5
@@ -119,8 +119,8 @@ def test_none_gets_ahead_of_another_by_more_than_its_credit_allows(
 
 def test_out_of_step_each_sends_what_its_peer_takes(loop: Loop, peers: MakePeer) -> None:
     quick, slow = peers(8e6), peers(2e6, credits=2)
-    loop.pace.keeps = True
-    loop.pace.keeps = False
+    loop.pacing.keeps = True
+    loop.pacing.keeps = False
     run_until(loop, lambda: slow.credits > 5)
     assert quick.credits > 3 * slow.credits
 
@@ -129,7 +129,7 @@ def test_one_that_had_nothing_to_send_is_not_waited_for_while_it_catches_up(
     loop: Loop, peers: MakePeer
 ) -> None:
     early, late = peers(4e6), peers(4e6, frames=0)
-    loop.pace.keeps = True
+    loop.pacing.keeps = True
     run_until(loop, lambda: early.credits > 10)
     assert late.credits == 0
     before = early.credits
@@ -142,7 +142,7 @@ def test_one_that_is_stuck_holds_up_the_others_for_a_second_only(
     loop: Loop, peers: MakePeer
 ) -> None:
     living, stuck = peers(4e6), peers(0)
-    loop.pace.keeps = True
+    loop.pacing.keeps = True
     start = time.monotonic()
     run_until(loop, lambda: living.credits > stuck.credits + 5)
     assert time.monotonic() - start > 0.95

@@ -19,7 +19,7 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.framing import FrameWriter
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.loop import Drain, Loop, Pace
+from p3kv.wire.loop import Drain, Loop, Pacing
 from p3kv.wire.messages import DeclaredKey, Measured, SliceSizes
 from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.egress import Egress
@@ -48,7 +48,7 @@ class Held:
 
 
 def _egress(servers: Dict[int, Connection]) -> Egress:
-    return Egress(0, servers, [], cast(Loop, SimpleNamespace(pace=Pace())))
+    return Egress(0, servers, [], cast(Loop, SimpleNamespace(pacing=Pacing())))
 
 
 class Tuned:

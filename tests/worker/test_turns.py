@@ -9,7 +9,7 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.fields import Header
 from p3kv.wire.framing import FrameWriter
 from p3kv.wire.header import Kind
-from p3kv.wire.loop import Loop, Pace
+from p3kv.wire.loop import Loop, Pacing
 from p3kv.worker.egress import Egress
 from tests.handling import Told
 
@@ -24,7 +24,7 @@ class Sent:
     def __init__(self, pays: bool) -> None:
         self.writer = FrameWriter()
         servers = cast(Dict[int, Connection], {0: SimpleNamespace(writer=self.writer)})
-        self.egress = Egress(0, servers, [], cast(Loop, SimpleNamespace(pace=Pace())))
+        self.egress = Egress(0, servers, [], cast(Loop, SimpleNamespace(pacing=Pacing())))
         self.egress.turns_pay = pays
         self.egress.begin(0, PASS_BYTES)
         self._step, self._begun_bytes = 1, 0

@@ -7,7 +7,7 @@ from p3kv.common.registry import Choice
 from p3kv.worker import this_process
 
 worker = this_process.worker()
-worker.start(config.settle())
+worker.start(config.freeze())
 store = worker.new_store()
 store.choose_gradient_codec(Choice("2bit"))
 store.declare("w", (3,), "float32")

@@ -11,7 +11,7 @@ from p3kv import config
 from p3kv.worker import this_process
 
 worker = this_process.worker()
-worker.start(config.settle())
+worker.start(config.freeze())
 worker.barrier()
 code, how = int(sys.argv[1]), sys.argv[2]
 if how == "raise":

@@ -16,7 +16,7 @@ from p3kv.worker import this_process
 folder = Path(sys.argv[1])
 codes = dict(word.split("=") for word in sys.argv[2:])
 worker = this_process.worker()
-worker.start(config.settle())
+worker.start(config.freeze())
 worker.barrier()
 print(f"worker {worker.rank} of {worker.num_workers} has joined")
 told = {

@@ -5,6 +5,6 @@ from p3kv import config
 from p3kv.worker import this_process
 
 worker = this_process.worker()
-worker.start(config.settle())
+worker.start(config.freeze())
 worker.barrier()
 print(f"worker {worker.rank} of {worker.num_workers} has joined")

@@ -5,5 +5,5 @@ from p3kv import config
 from p3kv.worker import this_process
 
 worker = this_process.worker()
-worker.start(config.settle())
+worker.start(config.freeze())
 worker.new_store().key("nobody")  # line 9

@@ -24,7 +24,7 @@ _SIZES = {3: 10_000, 6: 500, 9: 90_000}
 _RATE = "0.25"
 
 worker = this_process.worker()
-worker.start(config.settle())
+worker.start(config.freeze())
 store = worker.new_store()
 
 

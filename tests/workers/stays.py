@@ -8,7 +8,7 @@ from p3kv.errors import P3Error
 from p3kv.worker import this_process
 
 worker = this_process.worker()
-worker.start(config.settle())
+worker.start(config.freeze())
 try:
     while True:
         worker.check()

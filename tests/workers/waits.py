@@ -16,7 +16,7 @@ from p3kv.worker import this_process
 _LONGEST_S = 60.0
 
 worker = this_process.worker()
-worker.start(config.settle())
+worker.start(config.freeze())
 worker.barrier()
 if sys.argv[1:] == [str(worker.rank)]:
     nonsense = Header(99, worker.rank)

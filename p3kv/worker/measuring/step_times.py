@@ -116,7 +116,7 @@ class ServerWork:
             del at_s[:old], self._worked_s[server][:old]
 
 
-class _Late(NamedTuple):
+class _LateValue(NamedTuple):
     """A value that came after the step from which on the worker was to go on with it."""
 
     begin_s: float
@@ -144,13 +144,13 @@ class LocalStepTimes:
         self._work = work
         self._count = count
         self._begun_s: Optional[float] = None
-        self._late: List[_Late] = []
+        self._late: List[_LateValue] = []
 
     def value_arrived(self, transfer: Transfer, at_s: float, late_s: float, server: int) -> None:
         """Takes note of a value; the rest is as in `StepTimes.value_arrived`."""
         since_s = transfer.awaited_since_s
         if since_s is not None:
-            self._late.append(_Late(since_s, at_s, transfer.ready_s + late_s, server))
+            self._late.append(_LateValue(since_s, at_s, transfer.ready_s + late_s, server))
 
     def begin_step(self, at_s: float) -> None:
         """The script has updated its weights: a step has ended, and the next one begins."""
@@ -162,7 +162,7 @@ class LocalStepTimes:
         waits = [wait for begin_s, end_s in blocked for wait in self._waits(begin_s, end_s, late)]
         self._count(at_s, at_s - begun_s, waits)
 
-    def _waits(self, begin_s: float, end_s: float, late: List[_Late]) -> Iterator[Wait]:
+    def _waits(self, begin_s: float, end_s: float, late: List[_LateValue]) -> Iterator[Wait]:
         """What the script waited for from then to then; each moment counts once."""
         for one in late:
             begin_s = max(begin_s, one.begin_s)

@@ -99,7 +99,7 @@ class _Sum:
         """The neighbours that want the value; None while nobody wants it."""
 
 
-class Carried:
+class CarriedSums:
     """Sends a sum as soon as the parts of all that add to it are there. Belongs to the worker's
     thread."""
 

@@ -47,7 +47,7 @@ from p3kv.wire.header import (
 from p3kv.wire.messages import LastRounds, SliceSizes, encode
 from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
 from p3kv.worker.exchange import Exchange
-from p3kv.worker.routes.carried import Carried, Carriers, wants_result
+from p3kv.worker.routes.carried import CarriedSums, Carriers, wants_result
 from p3kv.worker.routes.host_memory import HostMemory
 from p3kv.worker.routes.host_pulls import HostPulls
 from p3kv.worker.routes.rows import RowsPull, RowsPush, RowsRoute
@@ -94,7 +94,7 @@ class HostSums(Route):
         self._queue: PriorityQueue[Tuple[Push, Slice]] = PriorityQueue()
         """What of this worker's is to be copied or added."""
         self._memory = HostMemory(rank, neighbours)
-        self._carried = Carried(rank, self._carriers, self._memory, exchange)
+        self._carried = CarriedSums(rank, self._carriers, self._memory, exchange)
         self._pulls = HostPulls(rank, neighbours, self._carriers, rows, exchange)
         self._last_pushed: Dict[int, int] = {}
         """By key, the last round for which this worker has pushed; also of keys that it has

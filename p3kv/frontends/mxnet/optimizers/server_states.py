@@ -52,7 +52,7 @@ class ServerStates:
         keys = self._own.declared()
         loaded = saved_states.read(fname, optimizer.optimizer, keys)
         mx.nd.waitall()  # all pushes are sent
-        self._pushes.settle()
+        self._pushes.wait_for_unknown()
         updates, kept = loaded.updates, loaded.kept
         if updates is None:
             updates = {key: self._pushes.updates.get(key, 0) for key in loaded.states}
@@ -79,7 +79,7 @@ class ServerStates:
 
     def _remembered(self, optimizer: WorkerOptimizer) -> Dict[Key, OfKey]:
         """Fetches what the servers' optimizer remembers of the keys that it has updated."""
-        self._pushes.settle()
+        self._pushes.wait_for_unknown()
         keys = [key for key in self._own.declared() if key.key in self._pushes.updates]
         return saved_states.fetched(self._own, keys, optimizer)
 
