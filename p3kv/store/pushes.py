@@ -43,8 +43,8 @@ class Pushes(Generic[O]):
         front_end: str,
         refuse_part: Callable[[Any], NoReturn],
     ) -> None:
-        """Worker rank 0 tells the servers, of which front end the settings are; all workers
-        count. `refuse_part` is that of `ClippedSteps`."""
+        """Worker rank 0 tells the servers the settings and their front end; all workers count.
+        `refuse_part` is that of `ClippedSteps`."""
         self._own = own
         self.front_end = front_end
         self.checks = Checks(own)
@@ -55,8 +55,8 @@ class Pushes(Generic[O]):
         """The servers', as the script has set it."""
         self._shares_numbers = False
         self.updates: Dict[Key, int] = {}
-        """How often the optimizer has updated each key, without its `begin_num_update`. Until it is
-        known whether another worker had a gradient, pushes of which this one had none count."""
+        """How often the optimizer has updated each key, without its `begin_num_update`. Pushes
+        without a gradient count until it is known whether another worker had one."""
         self._unknown: List[Tuple[Key, Future[bool]]] = []
         """These pushes, and whether another worker had a gradient."""
         self._known_steps = 0
@@ -180,8 +180,8 @@ class Pushes(Generic[O]):
     # The optimizer.
 
     def wait_for_unknown(self) -> None:
-        """Waits for the rounds of which this worker had no gradient, and takes back what was
-        counted of those that have changed nothing: in one process, there is no update then."""
+        """Wait for the rounds in which this worker had no gradient, and take back the counts of
+        those that changed nothing: one process would not have updated."""
         for _, changes in self._unknown:
             changes.result()
         self._count_known()
@@ -206,8 +206,8 @@ class Pushes(Generic[O]):
 
     def _is_in_all_steps(self, key: Key) -> bool:
         """Whether a key has been updated in every step so far, so that its next push begins one.
-        Waits only where that depends on rounds of which this worker had no gradient: all workers
-        must find the same."""
+        Waits only where rounds without a gradient here decide that: all workers must find the
+        same."""
         updates = self._since + self.updates.get(key, 0)
         unknown = sum(one == key for one, _ in self._unknown) if updates >= self._steps else 0
         if unknown and updates - unknown < self._steps:

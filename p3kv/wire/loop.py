@@ -153,7 +153,7 @@ class Loop:
         self._asleep = False
         self._running = False
         self._full: Set[Connection] = set()
-        """Connections that were full, of which epoll tells when they can take data."""
+        """Connections that were full; epoll tells when they can take data."""
         self._drained: Set[Connection] = set()
         """Connections that were full, and can take data again, but have sent none since."""
         self._full_since: Optional[float] = None

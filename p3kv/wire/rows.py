@@ -118,7 +118,7 @@ def index_of(numbers: np.ndarray) -> Union[np.ndarray, slice]:
 
 
 def union(numbers: Sequence[np.ndarray]) -> np.ndarray:
-    """All numbers that are in any of these arrays, each of which ascends; they do, too."""
+    """Union of ascending arrays of numbers: ascending, each once."""
     longest = max(numbers, key=len)
     several = [one for one in numbers if len(one)]
     if len(several) < 2:
@@ -140,7 +140,7 @@ def summed(numbers: np.ndarray, parts: Sequence[Rows], dtype: np.dtype) -> Rows:
         return Rows(numbers, parts[0].elements.astype(dtype, copy=False))
     total = np.empty((len(numbers), parts[0].elements.shape[1]), dtype)
     lacks = np.ones(len(numbers), np.bool_)
-    """Rows of which nothing is in the total."""
+    """Rows to which no part is added yet."""
     with np.errstate(over="ignore", invalid="ignore"):
         for part in parts if len(numbers) else ():
             some, elements = _between(part, numbers[0], numbers[-1])

@@ -67,8 +67,8 @@ def span(
 
 ASK_EVERY_S = 2.0
 _TIMES = 8
-"""Questions that follow each other, of which the best answer counts. The first leaves this process
-late, because a thread has to wake for it; the others follow an answer at once."""
+"""Questions in a row; the best answer counts. The first leaves this process late, because a thread
+has to wake for it; the others follow an answer at once."""
 
 
 class SchedulersClock:

@@ -88,7 +88,7 @@ class DataPlane(Handler):
         loop = job.loop
         self._orders: Dict[int, List[int]] = {}
         self._forgotten: Set[int] = set()
-        """Numbers of stores of which nothing is left here."""
+        """Numbers of stores that are forgotten completely."""
         self._leaving: Dict[int, Callable[[], object]] = {}
         """Stores to forget, as soon as nothing of them is under way, and what to call then."""
         sizes = SliceSizesByRound()

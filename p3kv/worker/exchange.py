@@ -345,8 +345,8 @@ class Exchange:
         return min((one.awaited_since_s or 0.0 for one in found), default=None)
 
     def oldest(self) -> Optional[Tuple[Transfer, Collection[int]]]:
-        """The oldest transfer of which values are still to come, or else the end of its round, and
-        from which servers."""
+        """The oldest transfer that waits for values, or else for the end of its round, and the
+        servers that owe it."""
         for transfer in self.awaited():
             return transfer, transfer.route.missing(transfer)
         ending = [push for push in self.in_flight() if push.ending]

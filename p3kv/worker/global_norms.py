@@ -23,7 +23,7 @@ _OF_VOTES = 0
 
 
 class ClippedStep(NamedTuple):
-    """A step of which a worker has pushed all keys."""
+    """A step whose keys a worker has all pushed."""
 
     store: int
     number: int
@@ -94,7 +94,7 @@ class GlobalNorms:
             self._egress.tell(header, encode(StepPushed(clipped.elems.get(server, 0))), [server])
 
     def vote(self, store: int, number: int, drops: bool, factor: float) -> None:
-        """Says whether this worker drops a step of which all workers vote."""
+        """Send this worker's vote on dropping a step."""
         header = NormHeader(Kind.VOTE, self._rank, store=store, number=number)
         self._egress.tell(header, encode(Vote(drops, factor)), [_OF_VOTES])
 

@@ -130,8 +130,8 @@ class WorkerKey:
         gradients of an own step."""
 
     def keep_memory(self) -> None:
-        """Has checkpoints have what the encoder remembers; before the first push. Raises
-        ConfigError where they can't."""
+        """Save the encoder's residuals in checkpoints; before the first push. Raises ConfigError
+        where that can't be."""
         self.encoder = self.memory = KeyMemory(self.encoder, self.called)
 
     def leave_zero_rows_out(self, link_s: Callable[[], float]) -> None:
@@ -288,8 +288,8 @@ class Transfer:
         self.ready_s = time.monotonic()
         """When the arrays were ready: a transfer is made when they are."""
         self.missing_elems = key.size_elems
-        """Elements that have not arrived; of a push without a target, elements of which this worker
-        does not know that they have arrived on the servers."""
+        """Elements that have not arrived; of a push without a target, elements that the servers
+        have not confirmed."""
 
     def land(self, piece: Slice, server: Optional[int]) -> memoryview:
         """Where a slice that a server sends goes, in the target. Raises ProtocolError for a slice
@@ -373,7 +373,8 @@ class Push(Transfer):
     """Without a gradient: whether the target has the value that the servers sent last. With one:
     that nobody writes to the target between two values."""
     lacking = 0
-    """Of a bucket: the tensors of which the source has no gradient, but zeros; a bit for each."""
+    """Of a bucket: a bit for each tensor without a gradient, whose elements in the source are
+    zeros."""
     weight = 1.0
     """By what the source, as it is, counts in the mean of all workers."""
     behind = 0
@@ -473,9 +474,9 @@ class Channel:
         self.answered = 0
         """All pulls that the script has called up to this number are answered."""
         self._late_pulls: Set[int] = set()
-        """Numbers of pulls that are answered, of which an earlier one is not."""
+        """Numbers of answered pulls that have an earlier one unanswered."""
         self.early: Dict[int, Push] = {}
-        """Pushes by round, of which an earlier one has not begun."""
+        """Pushes by round that wait for an earlier one to begin."""
         self.waiting: List[Union[Push, Pull]] = []
         """What has begun and may not be sent yet."""
         self.in_flight: Dict[int, Push] = {}

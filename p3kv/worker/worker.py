@@ -184,8 +184,8 @@ class Worker(JobMember):
         self.loop.call_soon(self._data_plane.checkpoints.announce)
 
     def _tell_why(self, error: P3Error) -> None:
-        """Tells all processes why this one can't join. Raises the error as they see it, unless it
-        is the job's failure, of which all know."""
+        """Tell all processes why this one can't join, and raise the error as they see it; nothing
+        if it is the job's failure, which all know."""
         if error.role is None:
             failure = Failure(str(error), "worker", self.rank, error=type(error).__name__)
             self.control.send(ReportFailure(failure))

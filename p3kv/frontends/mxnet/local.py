@@ -144,8 +144,8 @@ class LocalSteps(Steps):
         return key in self._weights
 
     def given(self, key: WorkerKey, targets: Sequence[NDArray]) -> None:
-        """Has the weights that have the servers' values be this worker's own, where the job goes on
-        from a checkpoint that has these."""
+        """Replace weights that came from the servers by this worker's own from the checkpoint, if
+        it has them."""
         saved = self._own.own_trained(key.key)
         if saved is None:
             return

@@ -40,8 +40,8 @@ def patch() -> None:
 
 
 def _noting(init: Any) -> Any:
-    """Has every new Trainer learn its forward order, also when others have learned theirs; and
-    declare its keys where there are checkpoints."""
+    """Have every new Trainer learn its own forward order, and declare its keys where there are
+    checkpoints."""
 
     @functools.wraps(init)
     def noting(trainer: mx.gluon.Trainer, *arguments: Any, **more: Any) -> None:
@@ -113,7 +113,8 @@ def _pushing_fresh(allreduce_grads: Any) -> Any:
 
 
 def _updating_with_sums(update: Any) -> Any:
-    """Has workers update where any of them had a gradient; nothing where servers have updated."""
+    """Update on this worker where any worker had a gradient; nothing is left to do where servers
+    update."""
 
     def updating(trainer: mx.gluon.Trainer, ignore_stale_grad: bool = False) -> None:
         if _servers_update(trainer):

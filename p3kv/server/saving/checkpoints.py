@@ -19,14 +19,14 @@ from p3kv.wire.messages import UNKNOWN, Checkpoint, CutReached, StoreAtCut, Writ
 
 
 class _Open:
-    """A checkpoint of which something is still to be copied."""
+    """A checkpoint that is not copied completely."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.cuts: Dict[int, KeyCut] = {}
         """By the key's id."""
         self.incomplete: Set[int] = set()
-        """The ids of those of which something is missing."""
+        """Ids of the keys that are not copied completely."""
 
     def add(self, key_id: int, cut: KeyCut) -> None:
         self.cuts[key_id] = cut

@@ -53,7 +53,7 @@ class OwnCuts:
         """Records that are to be copied, and the checkpoints' steps, in their order."""
 
     def reach(self, rank: int, said: CutReached) -> List[KeyCut]:
-        """A worker has reached a checkpoint. Returns the keys of which something was copied. Raises
+        """A worker has reached a checkpoint; return the keys of which it has copied any. Raises
         ProtocolError where it has pushed other rounds than another worker."""
         cut = self._reached.get(said.step)
         if cut is None:
@@ -93,13 +93,13 @@ class OwnCuts:
         return cuts
 
     def record_ended(self, record: Record[Any]) -> List[KeyCut]:
-        """To be called while something waits, when a record has ended a round and before it ends
-        the next; returns its keys of which something was copied."""
+        """Copy a record that has just ended a round, for checkpoints that wait for it; return its
+        keys. Call it before the record ends its next round."""
         return self._copy([record])
 
     def left(self) -> Iterator[Tuple[KeyCut, Record[Any]]]:
-        """To be called when a worker has left: copies what has waited for it, and gives what was
-        copied, with the record, which may end later rounds now."""
+        """A worker has left: copy what has waited for it; yield each key and record, which may end
+        later rounds now."""
         if 0 in self._left:
             for cut in self._reached.values():
                 if not cut.is_taken:
@@ -151,7 +151,7 @@ class OwnCuts:
         return copied
 
     def _forget(self) -> None:
-        """Forgets checkpoints of which nobody speaks any more."""
+        """Forget checkpoints that are taken and complete, when no worker is still to reach them."""
         for step, cut in list(self._reached.items()):
             there = len(cut.ranks | self._left) == self._num_workers
             if there and cut.is_taken and not cut.waiting:

@@ -86,7 +86,7 @@ class _Summand(NamedTuple):
 
 
 class _Sum:
-    """A sum of a slice or run, of which something is there, or whose value neighbours want."""
+    """A sum of a slice or run: some parts are there, or neighbours want its value."""
 
     __slots__ = ("came", "part", "wanting")
 
@@ -231,7 +231,7 @@ class CarriedSums:
                 self.read(transfer, piece)
 
     def _receive_for_others(self, transfer: Push) -> None:
-        """Has the values arrive in the shared memory of which only neighbours want any."""
+        """Receive values that only neighbours want into the shared memory."""
         key = transfer.key
         if transfer.round in key.channel.relayed:
             return

@@ -175,7 +175,8 @@ class OwnMemory:
         self._free_bytes = size_bytes
 
     def close(self) -> None:
-        """Closes what others open the memory by; what is mapped stays. May be called twice."""
+        """Close the descriptors by which others open the memory; mappings stay. May be called
+        twice."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 

@@ -110,7 +110,7 @@ class HostPulls:
             self._request(run_id, self._unasked.pop(run_id))
 
     def missing(self, pull: RowsPull) -> Set[int]:
-        """The servers of which this worker has asked, or will ask, for what is to come."""
+        """The servers that this worker has asked, or will ask, for rows that are still to come."""
         return {server for server, one in pull.arriving.items() if one.carrier is None}
 
     def go_on_without(self, rank: int) -> None:

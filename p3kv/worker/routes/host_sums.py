@@ -131,8 +131,8 @@ class HostSums(Route):
             self._begin(transfer)
 
     def request(self, transfer: Pull) -> None:
-        """Each worker asks for itself, but for rows of a round that has not ended, of which it
-        knows no older values."""
+        """Each worker asks for itself, except for rows of an open round whose older values it does
+        not know."""
         is_open = transfer.round > transfer.key.channel.ended
         if isinstance(transfer, RowsPull) and is_open and transfer.known is None:
             transfer.route = self
@@ -321,7 +321,7 @@ class HostSums(Route):
         self._pulls.go_on_without(rank)
 
     def _find(self, header: ValueHeader) -> Tuple[Transfer, Slice]:
-        """The transfer and the slice of which a neighbour's frame speaks."""
+        """The transfer and the slice that a neighbour's frame names."""
         transfer = self._exchange.update(header.key, header.round)
         if transfer is not None and transfer.route is self:
             slices = transfer.key.direct.pieces(transfer.key, header.round)

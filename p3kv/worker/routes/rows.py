@@ -110,8 +110,8 @@ class RowsPull(Pull):
     named: Optional[np.ndarray] = None
     """Numbers of the rows that are wanted, which ascend."""
     known: Optional[np.ndarray] = None
-    """Of each of these rows, 1 more than the round of which the worker has it, so that it comes
-    only if it has changed since, or 0."""
+    """For each row 1 more than the round that the worker has, so that the row comes only if it has
+    changed since; else 0."""
     on_rows: Optional[OnRows] = None
     """Told of rows that are where they go."""
     request = UNKNOWN
@@ -155,7 +155,7 @@ class RowsPull(Pull):
 
 
 class Answer:
-    """A server's answer, of which some frames have arrived."""
+    """A server's answer that has arrived in part."""
 
     def __init__(self, run: Run, words: Optional[np.ndarray], place: int) -> None:
         self.run = run

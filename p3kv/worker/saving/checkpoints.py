@@ -79,7 +79,7 @@ class Checkpoints:
         self._egress = egress
         self._job = job
         self.cuts: Deque[Cut] = deque()
-        """Checkpoints of which the servers have not been told."""
+        """Checkpoints that are still to be told to the servers."""
         self._waits_for: Set[str] = set()
         """Who has not written the last checkpoint: servers, or workers."""
         self._held: Optional[int] = None
@@ -218,13 +218,12 @@ class Checkpoints:
         return self._resumed.result() if self._settings.resume else Resumed(0, [])
 
     def remember(self, key: WorkerKey, goes_on: bool) -> None:
-        """Has checkpoints have what the codec of a key's gradients remembers, if it does, and gives
-        it back what it remembered where the job goes on from a checkpoint; before the worker's
-        thread knows the key, in the thread that uses the stores. `goes_on`: the key's store is in
-        the checkpoint.
+        """Save the residuals of a key's codec in checkpoints, if it keeps any, and restore them
+        where the job goes on from one. In the thread that uses the stores, before the worker's
+        thread knows the key. `goes_on`: the key's store is in the checkpoint.
 
-        Raises ConfigError where this worker can't write to the folder, or the codec's memory can't
-        be in a file, CheckpointError where its part can't be read.
+        Raises ConfigError where this worker can't write to the folder, or the residuals can't be in
+        a file, CheckpointError where its part can't be read.
         """
         if key.codecs.gradients.remembers and key.size_elems:
             self.own.have_part()

@@ -106,7 +106,7 @@ class Cuts:
         self._stores: List[Callable[[], Optional[SavedStore]]] = []
         """Those that are there: of one that is garbage, checkpoints have nothing."""
         self._left: Dict[int, int] = {}
-        """How many steps those made of which others have taken the parameters over."""
+        """By store whose parameters another has taken over: how many steps it made."""
         self._copies: Optional[List[Tuple[int, Unpushed]]] = None
         """Values at the newest step's end, if there may be a checkpoint now."""
         self._steps: Dict[int, int] = {}
@@ -145,7 +145,7 @@ class Cuts:
             self._leader = None
 
     def _saved(self) -> Iterator[Tuple[int, SavedStore]]:
-        """The stores of which there is something in a checkpoint, with their numbers."""
+        """The stores that a checkpoint contains, with their numbers."""
         for number, reference in enumerate(self._stores):
             store = reference()
             if store is not None:

@@ -54,7 +54,7 @@ class KeyMemory(Encoder):
         self._memory = dict(encoder.memory())
         self._size_elems = encoder.codec.size_elems
         self._all_encoded = INITIAL_ROUND
-        """The newest round of which each element is encoded, or has no gradient, and of all rounds
+        """The newest round of which every element is encoded, or has no gradient, as in all rounds
         before it."""
         self._open: Dict[int, List[Tuple[int, int]]] = {}
         """By later round: offset and length of what is encoded of it."""

@@ -57,7 +57,7 @@ the checkpoint before is still being written."""
 
 
 class _Copied(NamedTuple):
-    """Copies of what this worker has at a checkpoint, and what its codecs remember."""
+    """A worker's state at a checkpoint, copied, and its codecs' residuals."""
 
     cut: Cut
     memories: List[Tuple[WorkerKey, MemoryCopy]]
@@ -100,7 +100,7 @@ class OwnPart:
         """For which worker rank 0 has asked, until this worker begins to write."""
         self._writes = False
         self._left_out = 0
-        """The last step of which worker rank 0 has said that it asks for no checkpoint."""
+        """The last step for which worker rank 0 has said that it asks for no checkpoint."""
         self._waits_for: Sequence[Future] = ()
         """What a thread waits for that writes a part."""
 
@@ -133,7 +133,7 @@ class OwnPart:
             raise ConfigError(f"{where}: {error.strerror}. {advice}") from error
 
     def declare(self, key: WorkerKey) -> None:
-        """Has checkpoints from now on have what the codec of a key remembers."""
+        """Save the residuals of a key's codec in checkpoints from now on."""
         self._keys[key.key_id] = key
 
     def forget(self, key_id: int) -> None:
@@ -141,7 +141,7 @@ class OwnPart:
         self._keys.pop(key_id, None)
 
     def remembered(self, cut: Cut) -> List[Tuple[WorkerKey, int]]:
-        """The keys of which workers remember something at a checkpoint, each with its round."""
+        """The keys whose codecs keep residuals, each with its round at a checkpoint."""
         rounds = [pair for store in cut.stores for pair in store.rounds]
         return [(self._keys[key_id], round_) for key_id, round_ in rounds if key_id in self._keys]
 
