@@ -58,8 +58,10 @@ def _plain(text: str) -> Plain:
 
 
 def import_modules(names: Iterable[str], variable: str) -> None:
-    """Imports modules of the user's, which register what they define. Raises ConfigError, with the
-    variable that names them, where one can't be imported."""
+    """Imports modules of the user's, which register what they define.
+
+    Raises ConfigError, with the variable that names them, where one can't be imported.
+    """
     for name in names:
         try:
             importlib.import_module(name)

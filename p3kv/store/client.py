@@ -108,7 +108,7 @@ class Client(Generic[O]):
         return self.own.declare(key, shape, dtype, name)
 
     def first_value(self, key: WorkerKey, array: np.ndarray, done: Done) -> None:
-        """Fill all workers' contiguous arrays with worker rank 0's value, or the checkpoint's from
+        """Has all workers' contiguous arrays have worker rank 0's value, or the checkpoint's from
         which the job goes on; `done(error)` is called in the worker's thread."""
         if self.rank != 0:
             self.begin(self.pull(key), None, array.ctypes.data, done)

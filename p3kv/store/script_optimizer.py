@@ -9,8 +9,10 @@ from p3kv.wire.messages import Key
 
 
 class ScriptOptimizer(ABC):
-    """The optimizer that a script has set, and what the servers must be told of it and when. Every
-    worker has one, so that all know what the servers need. Belongs to the script's thread."""
+    """The optimizer that a script has set, and what the servers must be told of it and when.
+
+    Every worker has one, so that all know what the servers need. Belongs to the script's thread.
+    """
 
     name: str
     """Name of its class, for messages and checkpoints."""
