@@ -38,6 +38,7 @@ from p3kv.wire.messages import (
 from p3kv.wire.states import PlainState
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.global_norms import ClippedStep
+from p3kv.worker.job import JobMember
 from p3kv.worker.saving.cuts import LEFT, Trained, Unpushed
 from p3kv.worker.transfers import WorkerKey, features_of
 
@@ -61,18 +62,11 @@ class WorkerStore:
         features: Set[Feature],
         settings: Settings,
         data_plane: DataPlane,
-        send: Callable[[StoreMade], None],
-        request: Callable[..., Any],
-        call_soon: Callable[..., None],
-        ask: Callable[[Callable[[Future[Any]], None]], Future[Any]],
-        check: Callable[[], None],
+        job: JobMember,
     ) -> None:
         """`consistency` chooses the keys' rule, `rule`, unless it is the job's. `stays`:
         checkpoints have it until the job ends. `speaks`: whether this worker says what its host's
-        workers leave out. `features` are the job's.
-
-        `send` tells the scheduler, `request` asks it; `call_soon` and `ask` have the worker's
-        thread do something, `ask` returns its result to come. `check` raises the job's failure."""
+        workers leave out. `features` are the job's."""
         self._gradient_codec = codec_of(settings, GRADIENTS)
         self._value_codec = codec_of(settings, VALUES)
         self._features = features | rule.features
@@ -117,11 +111,8 @@ class WorkerStore:
         self._momentum: Optional[float] = None
         """That of the optimizer, where the codec of gradients applies it."""
         self._data_plane = data_plane
-        self._send = send
-        self._request = request
-        self._call_soon = call_soon
-        self._ask = ask
-        self._check = check
+        self._job = job
+        self._call_soon = job.loop.call_soon
         self._keys: Dict[Key, WorkerKey] = {}
         self.count_push = data_plane.steps.of_store(number).count_push
         """Counts a push of the store's newest step, before its transfer begins."""
@@ -152,7 +143,7 @@ class WorkerStore:
         Raises KeyMismatchError if they do not, and the other workers learn it too; ConfigError for
         a layout that is not known here, and what `combine` raises.
         """
-        self._check()
+        self._job.check()
         codecs, store = CodecChoices(), MAX_STORE - self.number  # which has no optimizer
         if not beside:
             codecs, store = CodecChoices(self._gradient_codec, self._value_codec), self.number
@@ -171,7 +162,7 @@ class WorkerStore:
                 f", with the codec {codecs.gradients} for gradients and {codecs.values} for values"
             )
         self.combine(features, what)
-        answer = self._request(declaration, (DeclaredKey, KeyRefused))
+        answer = self._job.control.request(declaration, (DeclaredKey, KeyRefused))
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
         worker_key = WorkerKey(answer, self.rule, name, self._features)
@@ -206,7 +197,7 @@ class WorkerStore:
         """Has the scheduler compare an optimizer of the store with the other workers', of which
         each makes one: how many parameters it has, and what it uses. `same_names`: all have been
         declared, and have the same names on all workers. Where workers differ, the job ends."""
-        self._send(StoreMade(self.number, parameters, uses, same_names))
+        self._job.control.send(StoreMade(self.number, parameters, uses, same_names))
 
     def combine(self, features: Collection[Feature], what: str) -> None:
         """Raises NotSupportedError, or StatesError, where some of these features, and of the
@@ -230,7 +221,7 @@ class WorkerStore:
         for a codec that is not registered here, not for gradients or has wrong parameters, and
         where it comes too late.
         """
-        self._check()
+        self._job.check()
         check_codec(choice, GRADIENTS)
         if self._keys:
             raise ConfigError(
@@ -311,7 +302,7 @@ class WorkerStore:
 
         They are sent before every slice of that step, so no slice of shared rounds waits for them.
         """
-        self._check()
+        self._job.check()
         message = encode(OptimizerSettings(front_end, settings, in_step))
         self._call_soon(self._data_plane.steps.send_settings, from_step, message, self.number)
 
@@ -324,7 +315,7 @@ class WorkerStore:
         Waits until all rounds have ended that this worker has pushed. All its pushes must have been
         sent. The other workers need not call anything.
         """
-        states = self._ask(
+        states = self._job.ask(
             lambda answer: self._data_plane.states.ask(key, key.round, whole, answer, member)
         ).result()
         return [states[server] for server, _ in key.runs]
@@ -344,7 +335,7 @@ class WorkerStore:
         """
         give = self._data_plane.states.give
         for server, _ in key.runs:
-            self._ask(
+            self._job.ask(
                 partial(give, key, key.round, whole, server, next(states), member=member)
             ).result()
 
@@ -355,27 +346,27 @@ class WorkerStore:
     def end_clipped_step(self, clipped: ClippedStep) -> None:
         """Says that all keys of a step are pushed. Its sums are scaled so that the norm of all is
         at most the step's `max_norm`, or dropped, and then its rounds end."""
-        self._check()
+        self._job.check()
         self._call_soon(self._data_plane.global_norms.end_pushes, clipped)
 
     def norm(self, number: int) -> Future[float]:
         """The norm of the sums of the clipped step with this number, once it is known; to be called
         before the next one begins."""
-        return self._ask(
+        return self._job.ask(
             lambda answer: self._data_plane.global_norms.ask(self.number, number, answer)
         )
 
     def vote(self, number: int, drops: bool, factor: float) -> None:
         """Says whether this worker has the servers drop the clipped step with this number, whose
         rounds end when all workers have voted, and what it takes the step's factor for."""
-        self._check()
+        self._job.check()
         self._call_soon(self._data_plane.global_norms.vote, self.number, number, drops, factor)
 
     def is_dropped(self, number: int) -> Future[bool]:
         """Whether the clipped step with this number is dropped on all workers, once it is known; to
         be called before the next one begins."""
         norms = self._data_plane.global_norms
-        return self._ask(lambda answer: norms.ask(self.number, number, answer, decided=True))
+        return self._job.ask(lambda answer: norms.ask(self.number, number, answer, decided=True))
 
     def step_begins(self) -> None:
         """To be called before the first push of each step of the script: there may be a checkpoint

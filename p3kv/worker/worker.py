@@ -276,8 +276,7 @@ class Worker(JobMember):
             self._joined.steps.make_own(number)
         return WorkerStore(
             number, consistency, rule, stays, self.rank, self.rank == min(self.on_this_host),
-            self._features, self.settings, self._joined,
-            self.control.send, self.control.request, self.loop.call_soon, self.ask, self.check,
+            self._features, self.settings, self._joined, self,
         )  # fmt: skip
 
     def forget_store(self, number: int, done: Callable[[], object]) -> None:

@@ -42,7 +42,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     | {"p3kv.wire.slice_sizes"},
     "p3kv.scheduler": GROUND | MIDDLE,
     "p3kv.tools.top": GROUND | {"p3kv.report", "p3kv.wire"},
-    "p3kv.processes.companions": GROUND | {"p3kv.wire.accounts", "p3kv.wire.address"},
+    "p3kv.processes.companions": GROUND | {"p3kv.wire.address"},
     "p3kv.processes.meeting": GROUND | {"p3kv.frontends", "p3kv.wire.address"},
     "p3kv.processes.roles": GROUND
     | {"p3kv.processes.companions", "p3kv.processes.meeting", "p3kv.frontends", "p3kv.worker"},
@@ -151,20 +151,20 @@ is a figure: it may import all of them, and no other figure."""
 BUDGETS = {
     # room: (lines, files)
     "checkpoints": (1190, 6),
-    "codecs": (1165, 6),
-    "common": (1420, 13),
-    "config": (1240, 7),
+    "codecs": (1155, 6),
+    "common": (1400, 13),
+    "config": (1235, 7),
     "consistency": (515, 4),
     "frontends/torch": (9760, 53),
-    "processes": (2400, 12),
-    "report": (1350, 9),
-    "scheduler": (2300, 9),
-    "server": (5590, 22),
-    "slicing": (625, 4),
-    "tools": (4075, 22),
-    "transport": (625, 4),
-    "wire": (5490, 32),
-    "worker": (8556, 36),
+    "processes": (2370, 12),
+    "report": (1340, 9),
+    "scheduler": (2285, 9),
+    "server": (5570, 22),
+    "slicing": (605, 4),
+    "tools": (4070, 22),
+    "transport": (600, 4),
+    "wire": (5405, 25),
+    "worker": (8440, 34),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
 beside it: raise a number only together with a reason."""
