@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Tuple
 
-FEWEST_ELEMS = 12_500
-SIZES_ELEMS = {0: FEWEST_ELEMS, 24e6: 25_000, 47e6: 50_000, 141e6: 200_000, 566e6: 400_000}
-"""Slice sizes by the bytes a second from which on they are right: a slice takes some 2 to 5 ms. A
+FEWEST_ELEMS = 3_125
+SIZES_ELEMS = {
+    0: FEWEST_ELEMS, 3e6: 6_250, 6e6: 12_500, 24e6: 25_000, 47e6: 50_000, 141e6: 200_000,
+    566e6: 400_000,
+}  # fmt: skip
+"""Slice sizes by the bytes a second from which on they are right: a slice takes some 2 to 8 ms. A
 rate between 1 and 2.5 Gbit/s means busy hosts on a faster link: they get larger slices, because
-fewer slices keep them less busy."""
+fewer slices keep them less busy. On slow links, too, a small model needs some slices: sums come
+back when whole slices have been there, and links idle until then."""
+_SMALL_ELEMS = 12_500
+"""Slices count as large as this for credit, and where many hosts share it."""
 _MANY_SERVERS = 8
 _LARGE_ELEMS = 200_000
 _SLICES_OF_A_STEP = 128
@@ -38,7 +44,7 @@ def slice_size_for(rate_bytes_s: float, servers: int) -> int:
     other servers' links, these are idle. With many hosts this takes long, so slices are smaller.
     """
     of_few = max(size for rate, size in SIZES_ELEMS.items() if rate <= rate_bytes_s)
-    of_all = _MANY_SERVERS * max(of_few, 2 * FEWEST_ELEMS)
+    of_all = _MANY_SERVERS * max(of_few, 2 * _SMALL_ELEMS)
     return min(of_few, of_all // max(_MANY_SERVERS, servers))
 
 
@@ -57,7 +63,7 @@ def patient_sizes(rate_bytes_s: float, step_elems: int, servers: int) -> Tuple[i
     size = slice_size_for(rate_bytes_s, servers)
     large = min(_LARGE_ELEMS, step_elems // _SLICES_OF_A_STEP)
     patient = max(size, large * _MANY_SERVERS // max(_MANY_SERVERS, servers))
-    for_credit = min(patient, _PATIENCE * size)
+    for_credit = min(patient, _PATIENCE * max(size, _SMALL_ELEMS))
     room_bytes = _LONGEST_QUEUE_S * rate_bytes_s
     while for_credit > size and _under_way_bytes(for_credit, servers) > room_bytes:
         for_credit = max(size, for_credit - size // 2)
@@ -92,7 +98,7 @@ def _under_way_bytes(slice_size: int, hosts: int) -> int:
 def _least_credit_bytes(slice_size: int) -> int:
     """Less for small slices, because links are slow then: bytes wait long in the link's queue, and
     a switch without room for them drops them (incast)."""
-    return min(CREDIT_BYTES, max(FEWEST_ELEMS, slice_size) * _ELEM_BYTES)
+    return min(CREDIT_BYTES, max(_SMALL_ELEMS, slice_size) * _ELEM_BYTES)
 
 
 def _shared(alone_bytes: int, peers: int) -> int:

@@ -77,7 +77,7 @@ def test_slices_follow_the_slowest_worker_when_the_network_changes_much() -> Non
     ]
     assert job.handle(worker(1), Measured(900e6)) == []  # twice the size: not worth it
     assert job.handle(worker(1), Measured(105e6)) == []  # it may be more
-    assert job.handle(worker(0), Measured(1e6)) == [(worker(0), NewSliceSizes(SliceSizes(12_500)))]
+    assert job.handle(worker(0), Measured(1e6)) == [(worker(0), NewSliceSizes(SliceSizes(3_125)))]
 
 
 def waiting(job: Job, waits: Dict[int, float], rate: float = 45e6) -> Dict[bytes, NewSliceSizes]:

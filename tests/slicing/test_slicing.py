@@ -85,10 +85,10 @@ def test_slices_go_from_server_to_server_in_turn(count: int, num_servers: int) -
     assert [s.server for s in slices] == [i % num_servers for i in range(count * num_servers)]
 
 
-@given(st.floats(150e6, 8e9))
+@given(st.floats(12e6, 8e9))
 def test_slices_take_some_milliseconds_on_every_usual_network(rate_bit_s: float) -> None:
     slice_bits = slice_size_for(rate_bit_s / 8, servers=4) * 32
-    assert 0.001 <= slice_bits / rate_bit_s <= 0.006
+    assert 0.001 <= slice_bits / rate_bit_s <= (0.006 if rate_bit_s > 150e6 else 0.009)
 
 
 @given(st.floats(0, 1e12), st.floats(0, 1e12))
