@@ -2,7 +2,8 @@
 is, and in the hands of `python -m p3kv.ddp`. Says by how much losses differ, who updates the
 weights, and how long a step takes. With `--mbit` or `--balanced` each rank has a host of its own,
 whose link is throttled; balanced, it takes as long for the bytes that DDP sends in a step as DDP's
-step takes without a limit (M/C = 1)."""
+step takes without a limit (M/C = 1). With `--size large` gradients are megabytes, and computing is
+emulated (`sizes.py`)."""
 
 from __future__ import annotations
 
@@ -26,6 +27,8 @@ HERE = Path(__file__).parent
 RANKS = 2
 STARTS_ITSELF = ("spawned",)
 """Scripts that start their ranks themselves."""
+SIZES = "sizes"
+"""What scripts share: how large their models are."""
 NEEDS = {
     "accelerated": ("accelerate",),
     "lit": ("lightning",),
@@ -67,18 +70,30 @@ class Run(NamedTuple):
         return found
 
     @property
-    def step(self) -> Tuple[float, float]:
-        """The median step of rank 0's: seconds, and bytes that its host has sent."""
+    def steps(self) -> List[Tuple[float, float]]:
+        """Rank 0's steps: seconds, and bytes that its host has sent."""
         ends: Dict[int, Line] = {}
         for line in self.lines:
             for step in re.findall(r'\{"rank": 0, "step": (\d+), "loss"', line.text):
                 ends.setdefault(int(step), line)
         timed = [ends[step] for step in sorted(ends) if step >= WARM_UP]
-        steps = list(zip(timed, timed[1:]))
-        return (
-            statistics.median(later.at_s - one.at_s for one, later in steps),
-            statistics.median(later.sent_bytes - one.sent_bytes for one, later in steps),
-        )
+        return [
+            (later.at_s - one.at_s, later.sent_bytes - one.sent_bytes)
+            for one, later in zip(timed, timed[1:])
+        ]
+
+    @property
+    def step(self) -> Tuple[float, float]:
+        """The medians of its steps."""
+        seconds, sent_bytes = map(statistics.median, zip(*self.steps))
+        return seconds, sent_bytes
+
+    @property
+    def balanced_mbit_s(self) -> float:
+        """The rate of links that take as long for what its host sends in a step as the step takes
+        without a limit."""
+        seconds, sent_bytes = self.step
+        return max(1.0, sent_bytes * 8e-6 / seconds)
 
     @property
     def ways(self) -> str:
@@ -92,6 +107,12 @@ class Run(NamedTuple):
         """The line that says why it has failed."""
         found = [re.search(r"\w+Error: .*", line.text) for line in self.lines]
         return next((one[0] for one in found if one), self.lines[-1].text if self.lines else "")
+
+
+def script_names() -> List[str]:
+    """All of this folder."""
+    names = {path.stem for path in HERE.glob("*.py") if not path.stem.startswith("__")}
+    return sorted(names - {SIZES})
 
 
 def run(script: Path, modules: Sequence[str]) -> Run:
@@ -154,13 +175,15 @@ def difference(one: Losses, other: Losses) -> float:
 
 def main(arguments: List[str]) -> int:
     """Returns the exit code: 1 if a script's losses differ, or it is refused."""
-    names = sorted(path.stem for path in HERE.glob("*.py") if not path.stem.startswith("__"))
+    names = script_names()
     parser = argparse.ArgumentParser(prog="python -m experiments.as_it_is", description=__doc__)
     parser.add_argument("scripts", nargs="*", metavar="SCRIPT", help=f"of {', '.join(names)}")
     links = parser.add_mutually_exclusive_group()
     links.add_argument("--mbit", type=float, metavar="RATE", help="of each host's link; needs root")
     links.add_argument("--balanced", action="store_true", help="M/C = 1; needs root")
+    parser.add_argument("--size", choices=("small", "large"), default="small", help="of models")
     options = parser.parse_args(arguments)
+    os.environ["SIZE"] = options.size
     throttled = options.balanced or options.mbit is not None
     chosen = options.scripts or [n for n in names if not (throttled and n in STARTS_ITSELF)]
     if not set(chosen) <= set(names):
@@ -184,9 +207,9 @@ def compare(script: Path, throttled: bool, rate_mbit_s: Optional[float]) -> Tupl
     whether losses are DDP's."""
     where = ""
     if throttled and rate_mbit_s is None:
-        seconds, sent_bytes = run_on_hosts(script, ()).step
-        rate_mbit_s = max(1.0, sent_bytes * 8e-6 / seconds)
-        where = f"; {rate_mbit_s:.0f} Mbit/s, without a limit {seconds * 1e3:.1f}"
+        without = run_on_hosts(script, ())
+        rate_mbit_s = without.balanced_mbit_s
+        where = f"; {rate_mbit_s:.0f} Mbit/s, without a limit {without.step[0] * 1e3:.1f}"
     runs = []
     for modules in ((), ("-m", "p3kv.ddp")):
         done = run_on_hosts(script, modules, rate_mbit_s) if throttled else run(script, modules)

@@ -7,10 +7,11 @@ import tempfile
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, set_seed
+from sizes import sized
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-EPOCHS, SIZE, BATCH, WIDTH, CLASSES = 5, 200, 8, 16, 4
+EPOCHS, SIZE, BATCH, WIDTH, CLASSES = 5, 200, 8, sized(16, 512), sized(4, 512)
 
 
 def main():
@@ -20,11 +21,11 @@ def main():
     x = torch.randn(SIZE, WIDTH)
     data = TensorDataset(x, x[:, :CLASSES].argmax(1))
     model = nn.Sequential(
-        nn.Linear(WIDTH, 32, bias=False),
-        nn.BatchNorm1d(32),
+        nn.Linear(WIDTH, 2 * WIDTH, bias=False),
+        nn.BatchNorm1d(2 * WIDTH),
         nn.Dropout(0.1),
         nn.ReLU(),
-        nn.Linear(32, CLASSES),
+        nn.Linear(2 * WIDTH, CLASSES),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)

@@ -5,18 +5,20 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.distributions import Categorical
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 UPDATES, EPOCHS, PARTS, ENVIRONMENTS, LENGTH = 7, 2, 4, 8, 16
+SEEN, WIDTH = sized(4, 512), sized(32, 1024)
 
 
 class Agent(nn.Module):
     def __init__(self):
         super().__init__()
-        self.critic = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1))
-        self.actor = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 3))
+        self.critic = nn.Sequential(nn.Linear(SEEN, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+        self.actor = nn.Sequential(nn.Linear(SEEN, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3))
 
     def forward(self, seen, action=None):
         chances = Categorical(logits=self.actor(seen))
@@ -32,7 +34,7 @@ def main():
     agent = DDP(Agent())
     optimizer = torch.optim.Adam(agent.parameters(), lr=2.5e-3, eps=1e-5)
     torch.manual_seed(100 + rank)
-    seen, step = torch.randn(ENVIRONMENTS, 4), 0
+    seen, step = torch.randn(ENVIRONMENTS, SEEN), 0
     for update in range(UPDATES):
         optimizer.param_groups[0]["lr"] = (1 - update / UPDATES) * 2.5e-3
         steps = []

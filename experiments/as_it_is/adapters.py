@@ -5,10 +5,12 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-STEPS, ACCUMULATED, BATCH, WIDTH, RANK, CLASSES = 50, 2, 8, 32, 4, 6
+STEPS, ACCUMULATED, BATCH, CLASSES = 50, 2, 8, 6
+WIDTH, RANK = sized(32, 768), sized(4, 96)
 
 
 class LoRALinear(nn.Module):
@@ -37,7 +39,7 @@ def main():
     )
     model = DDP(model)
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=5e-3)
+    optimizer = torch.optim.AdamW(trained, lr=sized(5e-3, 5e-4))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / STEPS)
     torch.manual_seed(1 + rank)
     for step in range(STEPS):

@@ -5,23 +5,27 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
-STEPS, BEGIN, BATCH = 50, 25, 16
+STEPS, BEGIN, BATCH, INPUTS, WIDTH = 50, 25, 16, sized(6, 512), sized(24, 2048)
 
 
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(rank)
-    model = DDP(nn.Sequential(nn.Linear(6, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 1)))
+    model = nn.Sequential(
+        nn.Linear(INPUTS, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1)
+    )
+    model = DDP(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, BEGIN)
     averaged = AveragedModel(model)
     constant = SWALR(optimizer, swa_lr=0.02, anneal_epochs=5)
-    batches = [torch.randn(BATCH, 6) for _ in range(5)]
+    batches = [torch.randn(BATCH, INPUTS) for _ in range(5)]
     for step in range(STEPS):
         x = batches[step % len(batches)]
         optimizer.zero_grad()

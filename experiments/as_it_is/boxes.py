@@ -5,10 +5,11 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.functional import cross_entropy, l1_loss
 
-STEPS, BATCH, WIDTH, QUERIES, CLASSES = 50, 4, 32, 6, 5
+STEPS, BATCH, WIDTH, QUERIES, CLASSES = 50, 4, sized(32, 192), 6, 5
 
 
 class FrozenBatchNorm2d(nn.Module):
@@ -30,9 +31,9 @@ class Detector(nn.Module):
             nn.Conv2d(16, WIDTH, 3, 2, 1, bias=False), FrozenBatchNorm2d(WIDTH), nn.ReLU(),
         )  # fmt: skip
         self.backbone[0].weight.requires_grad_(False)
-        self.encoder = nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, batch_first=True)
         self.decoders = nn.ModuleList(
-            nn.TransformerDecoderLayer(WIDTH, 4, 64, 0.0, batch_first=True) for _ in range(2)
+            nn.TransformerDecoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, batch_first=True) for _ in range(2)
         )
         self.queries = nn.Embedding(QUERIES, WIDTH)
         self.classes, self.boxes = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, 4)

@@ -5,10 +5,11 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-STEPS, BATCH, WIDTH = 50, 8, 32
+STEPS, BATCH, WIDTH = 50, 8, sized(32, 384)
 
 
 def main():
@@ -16,8 +17,8 @@ def main():
     rank = dist.get_rank()
     torch.manual_seed(rank)
     model = nn.Sequential(
-        nn.Linear(WIDTH, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(),
-        nn.Linear(64, WIDTH),
+        nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.LayerNorm(2 * WIDTH),
+        nn.Linear(2 * WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH),
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model = torch.compile(model, backend="aot_eager")

@@ -6,17 +6,19 @@ import math
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-STEPS, FROZEN, BATCH, WIDTH = 50, 10, 8, 24
+STEPS, FROZEN, BATCH, WIDTH = 50, 10, 8, sized(24, 768)
+HIDDEN, OUT = WIDTH // 2, WIDTH * 2 // 3
 
 
 class Head(nn.Module):
     def __init__(self):
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 12))
-        self.last_layer = nn.utils.parametrizations.weight_norm(nn.Linear(12, 16, bias=False))
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, HIDDEN))
+        self.last_layer = nn.utils.parametrizations.weight_norm(nn.Linear(HIDDEN, OUT, bias=False))
 
     def forward(self, x):
         return self.last_layer(nn.functional.normalize(self.mlp(x), dim=-1))
@@ -51,7 +53,7 @@ def main():
         {"params": [p for n, p in named if n.endswith("bias") or p.ndim == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups)
-    center = torch.zeros(1, 16)
+    center = torch.zeros(1, OUT)
     for step in range(STEPS):
         for number, group in enumerate(optimizer.param_groups):
             group["lr"] = 2e-3 * (0.5 + 0.5 * math.cos(math.pi * step / STEPS))

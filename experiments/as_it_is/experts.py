@@ -5,10 +5,11 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-STEPS, BATCH, WIDTH, EXPERTS = 50, 4, 16, 6
+STEPS, BATCH, WIDTH, EXPERTS = 50, 4, sized(16, 128), 6
 
 
 class Mixture(nn.Module):
@@ -16,7 +17,7 @@ class Mixture(nn.Module):
         super().__init__()
         self.gate = nn.Linear(WIDTH, EXPERTS)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
+            nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
             for _ in range(EXPERTS)
         )
 

@@ -6,26 +6,28 @@ import os
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-STEPS, BATCH, NOISE = 50, 8, 8
+STEPS, BATCH, NOISE, WIDTH = 50, 8, sized(8, 64), sized(16, 512)
 
 dist.init_process_group("gloo")
 rank = int(os.environ["RANK"])
 torch.manual_seed(rank)
 generator = DDP(
     nn.Sequential(
-        nn.ConvTranspose2d(NOISE, 16, 4), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.ConvTranspose2d(16, 3, 4, 2, 1), nn.Tanh(),
+        nn.ConvTranspose2d(NOISE, WIDTH, 4), nn.BatchNorm2d(WIDTH), nn.ReLU(),
+        nn.ConvTranspose2d(WIDTH, 3, 4, 2, 1), nn.Tanh(),
     ),
 )  # fmt: skip
 critic = DDP(
     nn.Sequential(
-        nn.Conv2d(3, 16, 4, 2, 1), nn.BatchNorm2d(16), nn.LeakyReLU(0.2), nn.Conv2d(16, 1, 4)
+        nn.Conv2d(3, WIDTH, 4, 2, 1), nn.BatchNorm2d(WIDTH), nn.LeakyReLU(0.2),
+        nn.Conv2d(WIDTH, 1, 4),
     ),
     broadcast_buffers=False,
-)
+)  # fmt: skip
 criterion = nn.BCEWithLogitsLoss()
 critic_optimizer = optim.Adam(critic.parameters(), lr=2e-4, betas=(0.5, 0.999))
 generator_optimizer = optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))

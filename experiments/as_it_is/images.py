@@ -5,13 +5,14 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-EPOCHS, BATCH, CLASSES, WARM_UP = 5, 8, 10, 1
+EPOCHS, BATCH, CLASSES, WARM_UP, WIDTH = 5, 8, 10, 1, sized(16, 96)
 
 
 class Block(nn.Module):
@@ -48,8 +49,9 @@ def main():
     sampler = DistributedSampler(train)
     loader = DataLoader(train, BATCH, sampler=sampler, drop_last=True)
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-        Block(16), Block(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES),
+        nn.Conv2d(3, WIDTH, 3, bias=False), nn.BatchNorm2d(WIDTH), nn.ReLU(),
+        Block(WIDTH), Block(WIDTH), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(WIDTH, CLASSES),
     )  # fmt: skip
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     decayed = [p for name, p in model.named_parameters() if not name.endswith("bias")]

@@ -8,11 +8,12 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-STEPS, BATCH, LENGTH, VOCABULARY, WIDTH = 50, 8, 32, 64, 48
+STEPS, BATCH, LENGTH, VOCABULARY, WIDTH = 50, 8, 32, 64, sized(48, 128)
 ACCUMULATED, CLIP, RATE, LEAST, WARM_UP = 4, 1.0, 3e-3, 3e-4, 5
 
 

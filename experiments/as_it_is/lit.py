@@ -8,11 +8,12 @@ import tempfile
 import lightning
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from sizes import sized
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-SIZE, BATCH, WIDTH, CLASSES = 200, 8, 16, 4
+SIZE, BATCH, WIDTH, CLASSES = 200, 8, sized(16, 384), sized(4, 384)
 RANK = int(os.environ["RANK"])
 steps = 0
 
@@ -28,8 +29,9 @@ class Classifier(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(
-            nn.Linear(WIDTH, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, CLASSES)
-        )
+            nn.Linear(WIDTH, 2 * WIDTH, bias=False), nn.BatchNorm1d(2 * WIDTH), nn.ReLU(),
+            nn.Linear(2 * WIDTH, CLASSES),
+        )  # fmt: skip
 
     def training_step(self, batch, at):
         loss = F.cross_entropy(self.net(batch[0]), batch[1])
@@ -53,8 +55,11 @@ class Gan(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.automatic_optimization = False
-        self.maker = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, WIDTH))
-        self.critic = nn.Sequential(nn.Linear(WIDTH, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+        hidden = 2 * WIDTH
+        self.maker = nn.Sequential(nn.Linear(8, hidden), nn.ReLU(), nn.Linear(hidden, WIDTH))
+        self.critic = nn.Sequential(
+            nn.Linear(WIDTH, hidden), nn.LeakyReLU(0.2), nn.Linear(hidden, 1)
+        )
 
     def training_step(self, batch, at):
         of_maker, of_critic = self.optimizers()

@@ -5,19 +5,23 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-STEPS, BATCH, CLASSES = 50, 4, 4
+STEPS, BATCH, CLASSES, WIDTH = 50, 4, 4, sized(16, 192)
 
 
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU())
-        self.body = nn.Sequential(nn.Conv2d(16, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU())
-        self.head, self.auxiliary = nn.Conv2d(32, CLASSES, 1), nn.Conv2d(16, CLASSES, 1)
+        self.stem = nn.Sequential(nn.Conv2d(3, WIDTH, 3, 2, 1), nn.BatchNorm2d(WIDTH), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Conv2d(WIDTH, 2 * WIDTH, 3, 2, 1), nn.BatchNorm2d(2 * WIDTH), nn.ReLU()
+        )
+        self.head = nn.Conv2d(2 * WIDTH, CLASSES, 1)
+        self.auxiliary = nn.Conv2d(WIDTH, CLASSES, 1)
 
     def forward(self, x):
         low = self.stem(x)

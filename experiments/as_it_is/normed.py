@@ -4,11 +4,12 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-STEPS, BATCH = 50, 8
+STEPS, BATCH, WIDTH = 50, 8, sized(16, 512)
 
 
 def main():
@@ -16,9 +17,9 @@ def main():
     rank = dist.get_rank()
     torch.manual_seed(rank)
     model = nn.Sequential(
-        weight_norm(nn.Conv1d(2, 16, 3, padding=1)), nn.LeakyReLU(0.1),
-        spectral_norm(nn.Conv1d(16, 16, 3, padding=1)), nn.LeakyReLU(0.1),
-        nn.utils.spectral_norm(nn.Conv1d(16, 2, 3, padding=1)),
+        weight_norm(nn.Conv1d(2, WIDTH, 3, padding=1)), nn.LeakyReLU(0.1),
+        spectral_norm(nn.Conv1d(WIDTH, WIDTH, 3, padding=1)), nn.LeakyReLU(0.1),
+        nn.utils.spectral_norm(nn.Conv1d(WIDTH, 2, 3, padding=1)),
     )  # fmt: skip
     model = DDP(model)
     optimizer = torch.optim.NAdam(model.parameters(), lr=2e-3)

@@ -6,18 +6,20 @@ import math
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-STEPS, BATCH, WIDTH = 50, 8, 16
+STEPS, BATCH, WIDTH = 50, 8, sized(16, 512)
 
 
 class Clip(nn.Module):
     def __init__(self):
         super().__init__()
-        self.visual = nn.Sequential(nn.Linear(24, 32), nn.GELU(), nn.Linear(32, WIDTH))
-        self.text = nn.Sequential(nn.EmbeddingBag(40, 32), nn.GELU(), nn.Linear(32, WIDTH))
+        hidden = 2 * WIDTH
+        self.visual = nn.Sequential(nn.Linear(24, hidden), nn.GELU(), nn.Linear(hidden, WIDTH))
+        self.text = nn.Sequential(nn.EmbeddingBag(40, hidden), nn.GELU(), nn.Linear(hidden, WIDTH))
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
     def forward(self, pictures, texts):

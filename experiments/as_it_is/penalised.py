@@ -5,10 +5,12 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-STEPS, CRITICS, BATCH, NOISE, WIDTH = 50, 3, 16, 4, 32
+STEPS, CRITICS, BATCH, NOISE = 50, 3, 16, 4
+WIDTH, POINT = sized(32, 1024), sized(2, 256)
 
 
 def penalty(critic, real, fake):
@@ -22,12 +24,12 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(rank)
-    generator = DDP(nn.Sequential(nn.Linear(NOISE, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2)))
-    critic = DDP(nn.Sequential(nn.Linear(2, WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)))
+    generator = DDP(nn.Sequential(nn.Linear(NOISE, WIDTH), nn.ReLU(), nn.Linear(WIDTH, POINT)))
+    critic = DDP(nn.Sequential(nn.Linear(POINT, WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)))
     of_generator = torch.optim.Adam(generator.parameters(), 1e-3, betas=(0.0, 0.9))
     of_critic = torch.optim.Adam(critic.parameters(), 1e-3, betas=(0.0, 0.9))
     for step in range(STEPS):
-        real = torch.randn(BATCH, 2) * torch.tensor([1.0, 0.2]) + 1
+        real = torch.randn(BATCH, POINT) * torch.tensor([1.0, 0.2]).repeat(POINT // 2) + 1
         fake = generator(torch.randn(BATCH, NOISE)).detach()
         of_critic.zero_grad()
         loss = critic(fake).mean() - critic(real).mean() + 10 * penalty(critic, real, fake)

@@ -5,10 +5,11 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-STEPS, BATCH, WIDTH, RANK = 50, 8, 24, 4
+STEPS, BATCH, WIDTH, RANK = 50, 8, sized(24, 768), sized(4, 96)
 
 
 class Quantised(nn.Module):

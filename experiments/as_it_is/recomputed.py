@@ -5,20 +5,21 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
-STEPS, BATCH, LENGTH, WIDTH = 50, 4, 12, 32
+STEPS, BATCH, LENGTH, WIDTH = 50, 4, 12, sized(32, 192)
 
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Linear(4, WIDTH)
-        self.block = nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.1, batch_first=True)
+        self.block = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.1, batch_first=True)
         self.others = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.1, batch_first=True) for _ in range(2)
+            nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.1, batch_first=True) for _ in range(2)
         )
         self.head = nn.Linear(WIDTH, 4)
 

@@ -5,17 +5,18 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-STEPS, BATCH, WIDTH = 50, 8, 24
+STEPS, BATCH, WIDTH, HIDDEN = 50, 8, sized(24, 512), sized(64, 1024)
 
 
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(rank)
-    model = DDP(nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, WIDTH)))
+    model = DDP(nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=10)
     for step in range(STEPS):

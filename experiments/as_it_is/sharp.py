@@ -5,10 +5,11 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-STEPS, BATCH, WIDTH = 50, 8, 16
+STEPS, BATCH, WIDTH = 50, 8, sized(16, 512)
 
 
 class SAM(torch.optim.Optimizer):
@@ -42,7 +43,7 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(rank)
-    model = DDP(nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH)))
+    model = DDP(nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH)))
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
     for step in range(STEPS):
         x = torch.randn(BATCH, WIDTH)

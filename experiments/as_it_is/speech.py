@@ -5,19 +5,20 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-STEPS, BATCH, BANDS, LETTERS = 50, 4, 8, 10
+STEPS, BATCH, BANDS, LETTERS, WIDTH = 50, 4, 8, 10, sized(24, 256)
 
 
 class Listener(nn.Module):
     def __init__(self):
         super().__init__()
-        self.reduce = nn.Conv1d(BANDS, 24, 3, padding=1)
-        self.rnn = nn.GRU(24, 24, batch_first=True, bidirectional=True)
-        self.out = nn.Linear(48, LETTERS)
+        self.reduce = nn.Conv1d(BANDS, WIDTH, 3, padding=1)
+        self.rnn = nn.GRU(WIDTH, WIDTH, batch_first=True, bidirectional=True)
+        self.out = nn.Linear(2 * WIDTH, LETTERS)
 
     def forward(self, x, lengths):
         x = torch.relu(self.reduce(x.transpose(1, 2))).transpose(1, 2)

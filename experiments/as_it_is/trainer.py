@@ -6,6 +6,7 @@ import os
 import tempfile
 
 import torch
+from sizes import sized
 from torch.utils.data import Dataset
 from transformers import (
     BertConfig,
@@ -15,7 +16,7 @@ from transformers import (
     TrainingArguments,
 )
 
-STEPS, BATCH, LENGTH, VOCABULARY, WIDTH = 50, 4, 16, 100, 32
+STEPS, BATCH, LENGTH, VOCABULARY, WIDTH = 50, 4, 16, 100, sized(32, 192)
 RANK = int(os.environ["RANK"])
 
 

@@ -5,17 +5,18 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-EPOCHS, BATCHES, BATCH, WIDTH = 5, 10, 8, 16
+EPOCHS, BATCHES, BATCH, WIDTH = 5, 10, 8, sized(16, 512)
 
 
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(rank)
-    model = DDP(nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, WIDTH)))
+    model = DDP(nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = 0
     for _ in range(EPOCHS):

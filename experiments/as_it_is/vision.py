@@ -7,10 +7,11 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
 
-STEPS, BATCH, WIDTH, CLASSES = 50, 8, 32, 10
+STEPS, BATCH, WIDTH, CLASSES = 50, 8, sized(32, 384), 10
 
 
 class Mixer(nn.Module):

@@ -5,10 +5,11 @@ import json
 
 import torch
 import torch.distributed as dist
+from sizes import sized
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-VOCABULARY, WIDTH, LENGTH, BATCH, EPOCHS = 50, 32, 10, 4, 2
+VOCABULARY, WIDTH, LENGTH, BATCH, EPOCHS = 50, sized(32, 256), 10, 4, 2
 
 
 class RNNModel(nn.Module):
