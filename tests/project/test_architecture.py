@@ -160,7 +160,7 @@ BUDGETS = {
     "report": (1340, 9),
     "scheduler": (2285, 9),
     "server": (5570, 22),
-    "slicing": (605, 4),
+    "slicing": (615, 4),
     "tools": (4070, 22),
     "transport": (600, 4),
     "wire": (5405, 25),
