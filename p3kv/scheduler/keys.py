@@ -287,7 +287,7 @@ class Keys:
         return DeclaredKey(
             self._num_keys - 1, message.key, message.shape, message.dtype, runs, message.name,
             message.layout, message.codecs, message.store, message.whole, message.consistency,
-            message.initial, message.members,
+            message.initial, message.members, message.keeps_means,
         )  # fmt: skip
 
     def _runs(

@@ -408,7 +408,8 @@ class Consumer:
 
     def end_rounds(self, record: Record[Any]) -> None:
         """Ends the complete rounds of a record, after what may have made them complete."""
-        if self.carry_out(self.engine.end_rounds(record)) and self.states.waiting:
+        self.carry_out(self.engine.end_rounds(record))
+        if self.states.waiting:
             self.states.round_ended(self.engine.keys[record.plan.key_id])
 
     def carry_out(self, commands: Iterator[Command]) -> bool:

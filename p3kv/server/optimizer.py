@@ -118,7 +118,8 @@ class Optimizer(ABC):
         """Updates `weight` in place with `total`, the sum of all workers' gradients.
 
         Both are flat and of the key's dtype, but a half-precision key's total is float32. The
-        caller owns them and may reuse them afterwards.
+        caller owns them and may reuse them afterwards. Of a key that keeps means, `total` is the
+        mean gradient when it returns.
         With the index WHOLE they have all elements of a tensor of `key.shape`, nobody else uses
         them, and the optimizer may keep `total`.
         `step` counts the job's updates as worker rank 0 has seen them, 1 for the first. If it is

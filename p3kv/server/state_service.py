@@ -14,7 +14,7 @@ from p3kv.wire.fields import RoundHeader, StateHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
 from p3kv.wire.messages import UNKNOWN, StateOutline
-from p3kv.wire.states import ArrivingState, PlainState, queue_state
+from p3kv.wire.states import LACKING, MEAN, ArrivingState, PlainState, queue_state
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class StateService:
     def round_ended(self, key: ServerKey) -> None:
         """To be called when a slice of a key has ended a round, and something is waiting."""
         for rank, waiting in list(self.waiting.items()):
-            if waiting.key is key and key.has_ended(waiting.header.round):
+            if waiting.key is key and _is_there(waiting):
                 del self.waiting[rank]
                 self._act(waiting)
 
@@ -92,7 +92,7 @@ class StateService:
         if header.rank in self.waiting:
             raise ProtocolError("it asked for a state before it had the last one")
         key.check_ahead(header.round, header.rank)  # or no round so far ahead would ever end
-        if key.has_ended(header.round):
+        if _is_there(waiting):
             self._act(waiting)
         else:
             self.waiting[header.rank] = waiting
@@ -107,10 +107,17 @@ class StateService:
     def _give(self, connection: Connection, header: StateHeader, key: ServerKey) -> None:
         if connection.closed:
             return
-        _check_member(header, key)
-        optimizer, whole = key.plan.optimizer, _whole(header)
-        state = None if optimizer is None else key.copied_state(optimizer, whole, header.member)
-        plain = None if state is None else PlainState(state.elements, state.numbers)
+        whole = _whole(header)
+        if _asks_mean(header):
+            mean, lacking = key.copied_mean(header.round)
+            plain: Optional[PlainState] = PlainState(
+                {} if mean is None else {MEAN: mean}, {LACKING: lacking}
+            )
+        else:
+            _check_member(header, key)
+            optimizer = key.plan.optimizer
+            state = None if optimizer is None else key.copied_state(optimizer, whole, header.member)
+            plain = None if state is None else PlainState(state.elements, state.numbers)
         queue_state(
             connection.writer, self._rank, header.key, header.round, plain, whole, header.member
         )
@@ -155,6 +162,18 @@ def _check_member(header: StateHeader, key: ServerKey) -> None:
             f"it speaks of the state of tensor {header.member} of {key.plan.called}, which has "
             f"{tensors}"
         )
+
+
+def _is_there(waiting: _Waiting) -> bool:
+    """Whether the round has ended; of a mean, whether that is known."""
+    key, header = waiting.key, waiting.header
+    if waiting.arrived is None and _asks_mean(header):
+        return key.has_mean(header.round)
+    return key.has_ended(header.round)
+
+
+def _asks_mean(header: StateHeader) -> bool:
+    return bool(header.flags & header.MEAN)
 
 
 def _whole(header: StateHeader) -> bool:

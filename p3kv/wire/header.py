@@ -85,7 +85,8 @@ class Kind(IntEnum):
     STALLED = 15
     """A server tells all workers that a round has waited long for a worker; payload Stalled."""
     STATES = 16, fields.StateHeader
-    """A worker asks a server for its optimizer's state of a key when a round has ended."""
+    """A worker asks a server for its optimizer's state of a key when a round has ended, or for the
+    mean gradient of the round (MEAN)."""
     STATE = 17, fields.StateHeader
     """A server's answer to STATES; or worker rank 0 gives a server the state that its optimizer has
     of a key from the end of a round on. Payload StateOutline."""

@@ -19,6 +19,9 @@ from p3kv.wire.messages import MAX_KEY_ELEMS, StateOutline, encode
 
 STATE_URGENCY = urgency(LAST_ROUND, -(2**31))
 """Behind every slice."""
+MEAN, LACKING = "mean", "lacking"
+"""In the answer to a question for a mean gradient: its elements, which are left out where no worker
+had a gradient, and the tensors of a bucket of which none had, a bit for each."""
 
 
 class PlainState(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
@@ -54,15 +55,23 @@ class StateRequests:
         self._servers = servers
         self._requests: List[_Request] = []
         """None or one."""
+        self.asking = threading.Lock()
+        """To be held by whoever asks or gives, in any thread, until the answer is there."""
 
     def ask(
-        self, key: WorkerKey, round: int, whole: bool, answer: Future[Any], member: int = 0
+        self,
+        key: WorkerKey,
+        round: int,
+        whole: bool,
+        answer: Future[Any],
+        member: int = 0,
+        mean: bool = False,
     ) -> None:
-        """Asks for a key's states after a round, of slices or of a whole tensor; the answer has
-        them by server. `member` as in `StateHeader`."""
+        """Asks for a key's states after a round, of slices or of a whole tensor, or for the round's
+        `mean` gradient; the answer has them by server. `member` as in `StateHeader`."""
         servers = [server for server, _ in key.runs]
         self._begin(_Request(Kind.STATE, key, round, whole, servers, answer, member))
-        flags = StateHeader.WHOLE_TENSOR if whole else 0
+        flags = (StateHeader.WHOLE_TENSOR if whole else 0) | (StateHeader.MEAN if mean else 0)
         header = StateHeader(
             Kind.STATES, self._rank, flags, key=key.key_id, round=round, member=member
         )

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+import msgspec
 import numpy as np
 
 from p3kv.checkpoints import Saved, SavedTrained
@@ -35,7 +36,7 @@ from p3kv.wire.messages import (
     called,
     encode,
 )
-from p3kv.wire.states import PlainState
+from p3kv.wire.states import LACKING, MEAN, PlainState
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.global_norms import ClippedStep
 from p3kv.worker.job import JobMember
@@ -129,6 +130,7 @@ class WorkerStore:
         same_name: bool = False,
         initial: Optional[SeededRows] = None,
         members: Sequence[Member] = (),
+        keeps_means: bool = False,
     ) -> WorkerKey:
         """Makes a key known to the job; all workers declare it with the same shape, dtype and
         layout.
@@ -138,7 +140,8 @@ class WorkerStore:
         keys: its value is a sum, no codec encodes it, and servers' checkpoints do not have it.
         `same_name`: all workers must call it the same, which `has_optimizer` checks. `initial`: how
         servers make its initial rows, which nobody pushes then. `members`: the tensors of a bucket,
-        if it is one.
+        if it is one. `keeps_means`: servers keep the mean gradient of its last round, if
+        the job's rule and codecs have one.
 
         Raises KeyMismatchError if they do not, and the other workers learn it too; ConfigError for
         a layout that is not known here, and what `combine` raises.
@@ -154,6 +157,9 @@ class WorkerStore:
         )  # fmt: skip
         # Before any process hears of it.
         features = features_of(declaration, self.rule)
+        if keeps_means and self.rule.waits_for_each_round:
+            keeps_means = not features & {Feature.REMEMBERING, Feature.ROWS}
+            declaration = msgspec.structs.replace(declaration, keeps_means=keeps_means)
         what = f"{called(key, name)} of {dtype}"
         if Feature.ROWS in features:
             what += ", with a sparse weight or gradient"
@@ -315,9 +321,28 @@ class WorkerStore:
         Waits until all rounds have ended that this worker has pushed. All its pushes must have been
         sent. The other workers need not call anything.
         """
-        states = self._job.ask(
-            lambda answer: self._data_plane.states.ask(key, key.round, whole, answer, member)
-        ).result()
+        return self._states(key, whole, member)
+
+    def mean_gradient(self, key: WorkerKey) -> Tuple[Optional[np.ndarray], int]:
+        """The mean of all workers' gradients of this worker's last round of a key that keeps means,
+        flat, and which tensors of a bucket no worker had a gradient of, a bit for each; None where
+        none had any.
+
+        Waits until all workers' gradients are there, also those of a step that is held. From any
+        thread; the other workers need not call anything.
+        """
+        parts = [one for one in self._states(key, mean=True) if one is not None]
+        found = [one.elements[MEAN] for one in parts if MEAN in one.elements]
+        return np.concatenate(found) if found else None, parts[0].numbers[LACKING]
+
+    def _states(
+        self, key: WorkerKey, whole: bool = False, member: int = 0, mean: bool = False
+    ) -> List[Optional[PlainState]]:
+        requests = self._data_plane.states
+        with requests.asking:
+            states = self._job.ask(
+                lambda answer: requests.ask(key, key.round, whole, answer, member, mean)
+            ).result()
         return [states[server] for server, _ in key.runs]
 
     def load_optimizer_state(
@@ -333,11 +358,14 @@ class WorkerStore:
 
         All pushes must have been sent, and other workers must not push meanwhile.
         """
-        give = self._data_plane.states.give
+        requests = self._data_plane.states
+        give = requests.give
         for server, _ in key.runs:
-            self._job.ask(
-                partial(give, key, key.round, whole, server, next(states), member=member)
-            ).result()
+            part = next(states)
+            with requests.asking:
+                self._job.ask(
+                    partial(give, key, key.round, whole, server, part, member=member)
+                ).result()
 
     def begin_clipped_step(self, step: int) -> None:
         """Has the servers end no round of a step before `end_clipped_step`; before its pushes."""

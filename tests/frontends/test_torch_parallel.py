@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import pytest
 
@@ -19,13 +19,22 @@ Losses = Dict[Tuple[int, int], float]
 """By rank and step."""
 
 
-def losses(script: Path, *modules: str) -> Losses:
+def losses(script: Path, *modules: str, args: Sequence[str] = ()) -> Losses:
     """What a script's ranks print that torchrun starts, in these modules' hands."""
     command = [
         str(PYTHON), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        *modules, str(script),
+        *modules, str(script), *args,
     ]  # fmt: skip
     return said(run_with_gloo(command, environment(P3KV_SECRET=""), JOB_S))
+
+
+def launched(script: str, *checks: str, servers: int = 2, **settings: str) -> JobResult:
+    """What `p3kv launch` makes of a script that wraps its model."""
+    command = [
+        str(PYTHON), "-m", "p3kv", "launch", "-n", "2", "-s", str(servers), "--", str(PYTHON),
+        "-m", "p3kv", "run", "--ddp", str(SCRIPTS / script), *checks,
+    ]  # fmt: skip
+    return run_with_gloo(command, environment(**settings), JOB_S)
 
 
 def said(result: JobResult) -> Losses:
@@ -125,6 +134,43 @@ def test_models_in_torch_s_wrapper_train_as_in_one_process() -> None:
     assert result.output.count("right: gradients_are_used_from_a_later_step_on") == 2
 
 
+@pytest.mark.parametrize("how", [(), ("clips",), ("adds", "first")])
+def test_gradients_that_a_script_logs_late_are_those_of_torch_s_own(how: Tuple[str, ...]) -> None:
+    """Norms and histograms before step and after it, of servers' means."""
+    script = SCRIPTS / "torch_logged.py"
+    expected, found = losses(script, args=how), losses(script, "-m", "p3kv.ddp", args=how)
+    assert len(expected) > 2 * 60 + 10 * 6
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("servers", "settings"),
+    [
+        (1, {}),
+        (2, {"P3KV_LOCAL_AGGREGATION": "0", "P3KV_SLICE_SIZE": "5000"}),
+        pytest.param(2, {"P3KV_DETERMINISTIC": "1"}, marks=pytest.mark.long),
+    ],
+)
+def test_gradients_that_are_read_late_are_the_servers_means(
+    servers: int, settings: Dict[str, str]
+) -> None:
+    """Bit for bit, in all ways to use them; what servers have no mean of is refused, and changes
+    are."""
+    result = launched("torch_read_late.py", servers=servers, **settings)
+    assert result.code == 0, result.output
+    assert result.output.count("right: ") == 2 * 13, result.output
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"P3KV_GRADIENT_CODEC": "topk:share=0.1"}, {"P3KV_CONSISTENCY": "delayed:staleness=1"}],
+)
+def test_gradients_that_have_no_mean_are_refused_late(settings: Dict[str, str]) -> None:
+    result = launched("torch_read_late.py", "what_has_no_mean_is_refused", **settings)
+    assert result.code == 0, result.output
+    assert result.output.count("right: ") == 2, result.output
+
+
 @pytest.mark.parametrize(
     ("check", "settings"),
     [
@@ -135,10 +181,6 @@ def test_models_in_torch_s_wrapper_train_as_in_one_process() -> None:
     ],
 )
 def test_p3kv_run_trains_what_a_script_wraps(check: str, settings: Dict[str, str]) -> None:
-    command = [
-        str(PYTHON), "-m", "p3kv", "launch", "-n", "2", "--", str(PYTHON), "-m", "p3kv",
-        "run", "--ddp", str(SCRIPTS / "torch_parallel.py"), check,
-    ]  # fmt: skip
-    result = run_with_gloo(command, environment(**settings), JOB_S)
+    result = launched("torch_parallel.py", check, **settings)
     assert result.code == 0, result.output
     assert result.output.count(f"right: {check}") == 2, result.output

@@ -8,6 +8,7 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Callable, Deque, List, Optional, Union
 
 import torch
@@ -60,6 +61,10 @@ class Clipping:
         """Whether each worker votes on each step; None: in the first step, so it does."""
         self._has_said = self._drops = False
         """Whether the script has said in this step if this worker drops it, and whether it does."""
+        self.factors: List[Callable[[], Any]] = []
+        """Give the numbers by which the script has had this step's gradients be multiplied."""
+        self.last_factors: List[Callable[[], Any]] = []
+        """Those of the last step."""
         self._outcomes: List[Late] = []
         """Of this step, to be known once it has ended."""
         self._late: Deque[Late] = deque()
@@ -109,6 +114,7 @@ class Clipping:
         self._end(max_norm * self._workers)
         norm = LateNorm(self._steps.norm(), self._workers)
         self._late.append(norm)
+        self.factors.append(partial(norm.factor, max_norm))
         return norm
 
     def skip(self, drops: bool) -> torch.Tensor:
@@ -140,6 +146,7 @@ class Clipping:
             self._check_dropping("GradScaler")
         self.begin("GradScaler")
         self._steps.factor, self._steps.drops_nonfinite = factor, True
+        self.factors.append(lambda: factor)
         self._outcomes.append(overflow)
 
     def end_step(self) -> None:
@@ -161,6 +168,7 @@ class Clipping:
             self._outcomes = []
         self._is_clipped = self._has_said = self._drops = False
         steps.factor = 1.0
+        self.last_factors, self.factors = self.factors, []
         self.is_known = True
 
     def clip_as_before(self) -> None:
@@ -260,6 +268,11 @@ class LateNorm(Late):
         super().__init__(torch.zeros((), device="cpu"), "the norm")
         self._workers = workers
         self.comes(of_sum)
+
+    def factor(self, max_norm: float) -> torch.Tensor:
+        """By what torch multiplies gradients of this norm to clip them. Waits for the norm."""
+        self.take()
+        return (max_norm / (self.tensor + _EPSILON)).clamp(max=1.0)
 
     def _made_of(self, number: float) -> float:
         return number / self._workers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from functools import partial
-from typing import Iterable, List, NoReturn, Optional, Sequence, Union
+from typing import Iterable, List, NoReturn, Optional, Sequence, Tuple, Union
 from weakref import WeakMethod
 
 import torch
@@ -65,6 +65,8 @@ class Exchange:
         """Held while a push is counted and begins. `backward` has a thread for each device, and may
         be called in several."""
         self.asleep = Asleep(worker, own, buckets, self._pushing, self._wake)
+        self.lacked: List[Tuple[Bucket, int]] = []
+        """Of which this worker lacks gradients in the step, which ones, as in `Bucket.lacking`."""
         self._order: Optional[List[Weight]] = []
         """Parameters as their gradients are ready in the first step."""
 
@@ -119,7 +121,7 @@ class Exchange:
                 and gradient._version > 0
                 and (is_part(gradient) or self._written.is_turn_of(weight))
             )
-            weight.leaving = Leaving(weight.name, gradient, bucket.wait, keeps_copy=has_aliases)
+            weight.leaving = Leaving(weight, gradient, bucket.wait, keeps_copy=has_aliases)
             weight.leaving.on_use = self.on_use
             if self._order is not None:
                 self._order.append(weight)
@@ -146,6 +148,7 @@ class Exchange:
                 self.asleep.woken(bucket)
             lacking = bucket.lacking
             if lacking:
+                self.lacked.append((bucket, lacking))
                 for weight in bucket.weights:
                     if weight.leaving is None:
                         self._take_unchanged(bucket, weight)
@@ -176,6 +179,7 @@ class Exchange:
         changes: Future[bool] = Future()
         round_, _ = self._pushes.next(bucket.key, changes)
         bucket.pushed = True
+        self.lacked.append((bucket, bucket.lacking))
         self.asleep.lacks(bucket, changes)
         bucket.copies.to_host(None, self._begun(bucket, round_, pushes=True, changes=changes))
 
@@ -277,7 +281,7 @@ class Exchange:
             if self._own.is_saved:
                 settle_all()  # a checkpoint may be due
             self.asleep.settle()
-            self._in_step = True
+            self._in_step, self.lacked = True, []
             self._weight, self._next_weight = self._next_weight, 1.0
             self._adds, self._next_adds = self._next_adds, True
             self._pushes.one_step()

@@ -26,6 +26,7 @@ from p3kv.frontends.torch.shared_model import trained_by
 from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.trials import TorchTrial
 from p3kv.frontends.torch.values.compiled import guard_modules, has_compiler
+from p3kv.frontends.torch.values.leaving import end_past
 from p3kv.store.client import Client
 from p3kv.worker import this_process
 from p3kv.worker.measuring.measures import nothing_measured
@@ -370,6 +371,9 @@ class Optimizer(torch.optim.Optimizer):
         """As torch's. Where gradients are to be zeroed in place, it waits until they have left."""
         if not set_to_none:
             self.wait()
+            for parameter in parameters_of(self):
+                if parameter.grad is not None:
+                    end_past(parameter.grad)
         with torch._C.DisableTorchFunctionSubclass():  # which asks late weights for gradients
             super().zero_grad(set_to_none)
 
@@ -507,7 +511,7 @@ def watch_clipping() -> None:
     ) -> torch.Tensor:  # fmt: skip
         given = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
         steps = trained_by(given)
-        if isinstance(steps, ServerSteps) and not (steps.may_change and float(norm_type) != 2):
+        if isinstance(steps, ServerSteps) and not steps.clips_by_torch(norm_type):
             return steps.clip(checked(max_norm, norm_type), error_if_nonfinite)
         norm: torch.Tensor = clip(given, max_norm, norm_type, error_if_nonfinite, foreach)
         return norm

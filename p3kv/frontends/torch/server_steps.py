@@ -35,19 +35,27 @@ from p3kv.frontends.torch.optimizers.states import (
 )
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
+from p3kv.frontends.torch.script_marks import waited
 from p3kv.frontends.torch.shared_model import SharedModel
 from p3kv.frontends.torch.steps import CommonSteps, evaluated, parameters_of
 from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.asleep import Asleep
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
-from p3kv.frontends.torch.values.leaving import Leaving, end_past, is_part
+from p3kv.frontends.torch.values.leaving import (
+    ZEROES,
+    Leaving,
+    Own,
+    Past,
+    end_past,
+    is_part,
+)
 from p3kv.frontends.torch.values.written import copied, is_written
 from p3kv.server.optimizer import State
 from p3kv.store.client import Client
 from p3kv.store.states import give_state, states_of
 from p3kv.worker.saving.cuts import Unpushed
 
-_READ_NOTHING = {"zero_", "_foreach_zero_", "detach_", "requires_grad_"}
+_READ_NOTHING = {*ZEROES, "detach_", "requires_grad_"}
 """Functions by which scripts zero a gradient."""
 
 
@@ -87,7 +95,8 @@ class ServerSteps(CommonSteps):
         `no_sync`, and its gradients leave at once. `may_leave()`: whether those of one that does
         not would be means when it ends, if workers updated the weights. `may_give_way`: workers
         update the weights (`AverageSteps`) if the script uses gradients between `backward` and
-        `step` in its first step. `expects_means`: the script takes gradients for means.
+        `step` in its first step. `expects_means`: the script takes gradients for means, which
+        servers keep for it.
 
         Raises NotSupportedError for an optimizer, a parameter or a buffer that can't be shared.
         """
@@ -100,7 +109,18 @@ class ServerSteps(CommonSteps):
         check_rows(optimizer, sparse)
         if own.codec_applies_momentum and optimizer.state:
             own.combine({Feature.STATES}, "the optimizer has trained before")
-        shared = self._shared = SharedModel(client, model, optimizer, buffers, self._whole, sparse)
+        self._expects_means = expects_means and worker.num_workers > 1
+        """Whether this worker's own gradient becomes the mean before the script uses it."""
+        shared = self._shared = SharedModel(
+            client, model, optimizer, buffers, self._whole, sparse, keeps_means=self._expects_means
+        )
+        self._means: Dict[int, Tuple[int, Optional[torch.Tensor], int]] = {}
+        """By bucket, means of gradients that the script has used: their round, and as
+        `WorkerStore.mean_gradient`."""
+        self._all_left = False
+        """Whether no more gradients of the step leave."""
+        self._becoming = threading.Lock()
+        """Held while gradients become means, of which any thread may read."""
         self._of = shared.of_parameter
         self._exchange = shared.exchange
         self._pushes = shared.pushes
@@ -139,8 +159,6 @@ class ServerSteps(CommonSteps):
         """Of a step that this worker has made absent, until the scaler knows of it."""
         self._has_left = False
         """Whether gradients of a step have left, and it has not ended."""
-        self._expects_means = expects_means and worker.num_workers > 1
-        """Whether a use of this worker's own gradient is refused once servers update."""
         if self._expects_means or self.may_change:
             self._exchange.on_use = WeakMethod(self._used)
         self._beginning = threading.Lock()
@@ -192,7 +210,7 @@ class ServerSteps(CommonSteps):
         the weights, they decide it, and later nothing may change it."""
         gradient = weight.parameter.grad
         assert gradient is not None
-        seen = Leaving(weight.name, gradient, bucket.wait, keeps_copy=is_part(gradient))
+        seen = Leaving(weight, gradient, bucket.wait, keeps_copy=is_part(gradient))
         seen.on_use = self._exchange.on_use
         self._seen[id(weight)] = seen
 
@@ -214,24 +232,104 @@ class ServerSteps(CommonSteps):
             return False
         return True
 
-    def _used(self, name: str, function: str) -> bool:
-        """The script is about to use a gradient; returns whether that is the mean of all workers'
-        now. A hook inside `backward` sees a worker's own gradient, as with
-        DistributedDataParallel.
+    def _used(self, own: Own, function: str) -> bool:
+        """The script is about to use a gradient; returns whether that is no way to the servers any
+        more. A hook inside `backward` sees a worker's own gradient, as with
+        DistributedDataParallel. Once servers update the weights, it becomes the mean that they
+        keep.
 
-        Raises NotSupportedError where the script would have the mean, and servers have it."""
+        Raises NotSupportedError where they keep none."""
         if torch._C._current_graph_task_id() != -1 or ServerSteps.moving:
             return False
         if self.may_change:
             return self._decided("the script uses gradients between backward and step") is not None
         if self._expects_means and function not in _READ_NOTHING:
-            raise NotSupportedError(
-                f"the script uses the gradient of '{name}' ({function}), which is this worker's "
-                "own, and not the mean of all workers': servers update the weights, since it used "
-                "none between backward and its first step, or P3KV_UPDATES says so. Set "
-                "P3KV_UPDATES=workers, by which it is the mean"
-            )
+            with self._becoming, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+                why = self._becomes_mean(own)
+            if why:
+                raise NotSupportedError(
+                    f"the script uses the gradient of '{own.weight.name}' ({function}), which is "
+                    f"this worker's own, and not the mean of all workers': {why}. Set "
+                    "P3KV_UPDATES=workers, by which it is the mean"
+                )
+            if isinstance(own, Past):
+                own.stays()
         return False
+
+    def _becomes_mean(self, own: Own) -> str:
+        """Has a gradient be what it is with DistributedDataParallel by now; returns why it can't
+        be. Waits for all workers' gradients. Raises NotSupportedError where the script has changed
+        it."""
+        weight: Weight = own.weight
+        gradient = own.gradient
+        factors = self._clipping.factors if own.in_step else self._clipping.last_factors
+        if own.factors == len(factors):
+            return ""
+        if isinstance(own, Leaving):
+            own.check(gradient)
+        if own.factors is None:
+            why = self._why_no_mean(own)
+            if why:
+                return why
+            if own.in_step:  # which those are now that leave in step
+                assert weight.leaving is not None
+                own = weight.leaving
+            bucket, _ = self._of[id(weight.parameter)]
+            mean, _ = self._mean_of(bucket)
+            assert mean is not None
+            if weight.member:
+                mean = mean.split([one.size_elems for one in weight.key.members])[weight.member - 1]
+            own.becomes(mean.view(weight.shape), 0)
+        for at in range(own.factors or 0, len(factors)):
+            own.becomes(gradient * factors[at](), at + 1)
+        return ""
+
+    def _why_no_mean(self, own: Own) -> str:
+        """Why a gradient can't become the mean; empty if it can. Has all leave in this step."""
+        weight: Weight = own.weight
+        if not weight.key.declared.keeps_means:
+            return (
+                "servers keep means where each round is exchanged, by a codec of gradients that "
+                "remembers nothing, and none of sparse gradients"
+            )
+        if isinstance(own, Past) and own.round != weight.key.round:
+            return "it is of an earlier step than the last one"
+        if isinstance(own, Past) and not own.is_as_it_was:
+            return "the script has changed it since the step"
+        if isinstance(own, Leaving) and not self._all_left:
+            if not self._clipping.is_known:
+                return "gradients of the first step leave in step"
+            self._check_seen()
+            self._begin()
+            self._exchange.push_remaining(self._shared.buckets)
+            self._all_left = True
+        if own.in_step and (weight.leaving is None or weight.leaving.gradient is not own.gradient):
+            return "the script has replaced it"
+        self._exchange.asleep.settle()
+        lacked = self._exchange.lacked
+        while lacked:
+            bucket, lacking = lacked[-1]
+            _, by_all = self._mean_of(bucket)
+            for at, one in enumerate(bucket.weights):
+                if (lacking & ~by_all) >> at & 1 and one.parameter.requires_grad:
+                    return (
+                        f"'{one.name}' has a gradient on another worker and none on this one, "
+                        "which the script may have left out"
+                    )
+            lacked.pop()
+        return ""
+
+    def _mean_of(self, bucket: Bucket) -> Tuple[Optional[torch.Tensor], int]:
+        """As `WorkerStore.mean_gradient`. That of several parameters is kept until the next
+        step."""
+        key = bucket.key
+        round_, mean, lacking = self._means.get(id(bucket), (-1, None, 0))
+        if round_ != key.round:
+            array, lacking = waited(lambda: self._own.mean_gradient(key))
+            mean, lacking = (None, -1) if array is None else (torch.from_numpy(array), lacking)
+            if not bucket.is_alone:
+                self._means[id(bucket)] = key.round, mean, lacking
+        return mean, lacking
 
     def give_way_if_changed(self) -> None:
         """Has workers update the weights from now on, where the script has written to one since the
@@ -335,6 +433,14 @@ class ServerSteps(CommonSteps):
         groups = self._optimizer.param_groups
         return [{name: one[name] for name in one if name != "params"} for one in groups]
 
+    def clips_by_torch(self, norm_type: float) -> bool:
+        """Whether the script's clipping is torch's, of gradients that are means: in the first step
+        by another norm, and where it comes for the first time in a later one."""
+        if self.may_change:
+            return float(norm_type) != 2
+        is_late = self._clipping.is_known and not self._pushes.clipping.clips
+        return self._expects_means and is_late
+
     def clip(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         self._shared.check()
         is_scaled = self._unscaled != ServerSteps.scaled
@@ -395,7 +501,7 @@ class ServerSteps(CommonSteps):
                 bucket.arm()
         self._shared.push_buffers(None if self._joined is None else self._attendance)
         self._exchange.end_step()
-        self._has_left = False
+        self._has_left = self._all_left = False
         self._unscaled = ServerSteps.scaled
         self._pace.step_ended()
         self._states.step_ends(self._parameters.values())
@@ -484,6 +590,7 @@ class ServerSteps(CommonSteps):
                         )
             if self._joined is not None and not is_absent:
                 self.attendance.say(self._pushes.step, True)
+            self._means.clear()
             self._have_states = self._has_left = True
 
     def _check_settings(self) -> None:

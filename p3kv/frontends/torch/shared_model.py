@@ -63,12 +63,14 @@ class SharedModel:
         whole: bool,
         sparse: Mapping[int, str],
         by_servers: bool = True,
+        keeps_means: bool = False,
     ) -> None:
         """Declares the parameters of `optimizer`, and where workers update them, others whose
         gradients are to be means (`averaged`). `buffers`: whose they are after each step, or
         None for the rule's default. `whole`: servers update whole tensors, and not slices.
         `sparse`: by id, the names of parameters that travel by rows. `by_servers`: these update the
-        parameters, or by `local` exchange them; else they average gradients.
+        parameters, or by `local` exchange them; else they average gradients. `keeps_means` as in
+        `WorkerStore.declare`.
 
         Raises NotSupportedError for what can't travel.
         """
@@ -78,7 +80,7 @@ class SharedModel:
         self._chosen = buffers is not None
         if self._how == AVERAGE:
             check_all_stay(worker.settings, "the mean of buffers")
-        self._by_servers = by_servers
+        self._by_servers, self._keeps_means = by_servers, keeps_means
         self._uses = {
             "the optimizer": class_of(optimizer).__name__,
             "buffers=": self._how,
@@ -316,7 +318,10 @@ class SharedModel:
             members = [Member(one.number, tuple(one.parameter.shape), one.name) for one in joined]
             elems = sum(member.size_elems for member in members)
             names = some_of([one.name for one in joined])
-            key = self._own.declare(at, (elems,), dtype, names, same_name=True, members=members)
+            key = self._own.declare(
+                at, (elems,), dtype, names, same_name=True, members=members,
+                keeps_means=self._keeps_means,
+            )  # fmt: skip
             return Bucket(key, parameters, copies)
         kind: Type[Bucket] = Bucket
         initial, by_rows = None, id(parameter) in sparse
@@ -329,7 +334,7 @@ class SharedModel:
             kind, shape = RowSums, counted(shape)
         key = self._own.declare(
             at, shape, dtype, name, LAYOUT if by_rows else "dense", whole, same_name=True,
-            initial=initial,
+            initial=initial, keeps_means=self._keeps_means,
         )  # fmt: skip
         return kind(key, parameters, copies)
 

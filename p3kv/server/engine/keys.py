@@ -72,7 +72,10 @@ class ServerKey:
     def records(self, round: int) -> Collection[Record[Any]]:
         """The records that end a round, or have ended it already, or a later one; they answer pulls
         for it."""
-        return self._records_in(max(self.generation, self._sizes.generation(round))).values()
+        return self._records_at(round).values()
+
+    def _records_at(self, round: int) -> Dict[int, Record[Any]]:
+        return self._records_in(max(self.generation, self._sizes.generation(round)))
 
     @property
     def all_records(self) -> Iterator[Record[Any]]:
@@ -133,6 +136,7 @@ class ServerKey:
         values = np.concatenate([slice_.known_value().array for slice_ in before.values()])
         for slice_ in after.values():
             slice_.begin_at(int(last_round), values[slice_.offset : slice_.offset + slice_.length])
+        self._pass_kept(before.values(), after.values())
         for slice_ in before.values():
             slice_.known_value().retire()
             slice_.forget()
@@ -141,6 +145,35 @@ class ServerKey:
         if self.plan.optimizer is not None:
             _reslice_states(self.plan.optimizer, self.declared, before, after)
         return after.values()
+
+    @staticmethod
+    def _pass_kept(before: Iterable[ServerSlice], after: Iterable[ServerSlice]) -> None:
+        kept = [slice_.kept for slice_ in before]
+        first, totals = kept[0], [one.total.array for one in kept if one and one.total]
+        if first is None:
+            return
+        joined = np.concatenate(totals) if totals else None
+        for slice_ in after:
+            total = None
+            if joined is not None:
+                total = slice_.plan.state.pool.get(slice_.length, joined.dtype)
+                total.array[:] = joined[slice_.offset :][: slice_.length]
+            slice_.kept = first._replace(total=total)
+
+    def has_mean(self, round: int) -> bool:
+        """Whether the mean gradient of a round is there, as `ServerSlice.mean_of`."""
+        if not self.declared.keeps_means:
+            raise ProtocolError(f"it asked for a mean of {self.plan.called}, which keeps none")
+        slices = _slices(self._records_at(round)).values()
+        return all(slice_.mean_of(round) is not None for slice_ in slices)
+
+    def copied_mean(self, round: int) -> Tuple[Optional[np.ndarray], int]:
+        """Copy the mean gradient of a round, which is there, and tell which tensors of a bucket
+        lack one, a bit for each; None where no worker had a gradient."""
+        kept = [slice_.mean_of(round) for slice_ in _slices(self._records_at(round)).values()]
+        found = [one for one in kept if one is not None]
+        means = [one.total.array / one.divisor for one in found if one.total is not None]
+        return np.concatenate(means) if means else None, found[0].lacking
 
     def forget(self) -> None:
         """Nobody needs the key any more. Records and rounds refer to each other and are collected

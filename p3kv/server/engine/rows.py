@@ -489,7 +489,7 @@ class ServerRows(Record[RowsSum]):
     def _scale(self, current: Round[RowsSum], total: Optional[np.ndarray]) -> bool:
         """Scale a held round's sum; return whether it may change the value."""
         clipped = self.plan.state.clipped
-        return not current.is_counted or clipped.scale(current.step, self.size_elems, total)
+        return not current.is_counted or clipped.scale(current.step, self.size_elems, total, total)
 
     def _begin_changes(self) -> None:
         """To be called before the next round changes the value."""

@@ -49,6 +49,17 @@ class LateBytes(NamedTuple):
         return out[: self.encoder.encode(array, self.part, out)]
 
 
+class Kept(NamedTuple):
+    """A round's mean gradient, as a sum and its divisor."""
+
+    round: int
+    total: Optional[Buffer]
+    """None: no worker had a gradient."""
+    divisor: float = 1
+    lacking: int = 0
+    """As in `Round`."""
+
+
 Payload = Union[memoryview, LateBytes]
 """Bytes that travel, or what makes them when they begin to leave."""
 
@@ -160,6 +171,8 @@ class ServerSlice(Record[SliceSum]):
         values travel as they are: the rows that the value's round has changed."""
         self._predicted: Optional[Buffer] = None
         """The value as it will probably be, once it has been asked for."""
+        self.kept: Optional[Kept] = None
+        """The mean gradient of the last round that has ended, where the key keeps means."""
         self._sent_in: Dict[int, int] = {}
         """By rank of a worker to which values may go encoded by what it has: the round of the last
         value that it was sent, or has given."""
@@ -169,7 +182,7 @@ class ServerSlice(Record[SliceSum]):
         return f"{self.plan.called}, slice {self.index}"
 
     def forget(self) -> None:
-        self.value = None
+        self.value = self.kept = None
         self.of_key = []
 
     # Pushes.
@@ -283,9 +296,9 @@ class ServerSlice(Record[SliceSum]):
                 part = Part(self.offset, INITIAL_ROUND, self._step)
                 self.plan.encoder(0).sent_as_it_is(self.known_value().array, part)
         else:
-            clipped = self.plan.state.clipped
-            if current.is_counted and not clipped.scale(current.step, self.length, total.array):
-                self.plan.state.pool.put(total)
+            scaled = self._scaled(current, total) if current.is_counted else total
+            if scaled is None:
+                self._keep(current, total, self.rounds.weight(current))
                 return
             value, rows, before = self.value, self.plan.zero_rows, None
             if value is None or value.sends:
@@ -293,10 +306,45 @@ class ServerSlice(Record[SliceSum]):
             if rows is not None and current.have_last and rows.looks(current.number):
                 before = value.array.copy()
             step = self.rounds.settings_step(current)
-            self._apply(optimizer, value.array, total.array, step, current.lacking)
-            self.plan.state.pool.put(total)
+            self._apply(optimizer, value.array, scaled.array, step, current.lacking)
+            if scaled is total:  # and the mean by now
+                self._keep(current, total)
+            else:
+                self.plan.state.pool.put(scaled)
+                self._keep(current, total, self.rounds.weight(current))
             if rows is not None and before is not None:
                 self._keep_changes(rows, before, current.number)
+
+    def _scaled(self, current: Round[SliceSum], total: Buffer) -> Optional[Buffer]:
+        """The sum of a held round that ends, scaled, in place where it is not kept; None if it is
+        dropped."""
+        state, out = self.plan.state, total
+        if self.plan.declared.keeps_means and state.clipped.changes(current.step):
+            out = state.pool.get(self.length, total.array.dtype)
+        if state.clipped.scale(current.step, self.length, total.array, out.array):
+            return out
+        return None
+
+    def _keep(self, current: Round[SliceSum], total: Optional[Buffer], divisor: float = 1) -> None:
+        """Keep the sum of a round that ends in place of the last one's, or free it."""
+        if self.plan.declared.keeps_means:
+            kept, self.kept = self.kept, Kept(current.number, total, divisor, current.lacking)
+            total = None if kept is None else kept.total
+        if total is not None:
+            self.plan.state.pool.put(total)
+
+    def mean_of(self, round: int) -> Optional[Kept]:
+        """The mean gradient of a round that has ended, or is complete and held; None of one that
+        is to come. ProtocolError for one that is gone."""
+        held = self.rounds.open.get(round)
+        if held is not None and held.is_counted:
+            total = held.sum.total() if self._has_gradient(held) else None
+            return Kept(round, total, self.rounds.weight(held), held.lacking)
+        if self.round < round:
+            return None
+        if self.kept is None or self.kept.round != round:
+            raise ProtocolError(f"it asked for the mean of {self.name} in round {round}, not kept")
+        return self.kept
 
     def partners(self, current: Round[SliceSum]) -> Optional[List[Round[SliceSum]]]:
         optimizer = self.plan.optimizer
@@ -332,15 +380,14 @@ class ServerSlice(Record[SliceSum]):
     def _update_together(self, rounds: List[Round[SliceSum]]) -> None:
         plan, slices = self.plan, self.of_key
         totals = [current.sum.total() for current in rounds]
+        joined = np.concatenate([total.array for total in totals])
         is_dropped = False
         for slice_, current, total in zip(slices, rounds, totals):
             if current.is_counted:
-                clipped = plan.state.clipped
-                is_dropped = not clipped.scale(current.step, slice_.length, total.array)
-        joined = None if is_dropped else np.concatenate([total.array for total in totals])
-        for total in totals:
-            total.retire()
-        if joined is None:
+                clipped, part = plan.state.clipped, joined[slice_.offset :][: slice_.length]
+                is_dropped = not clipped.scale(current.step, slice_.length, part, part)
+            slice_._keep(current, total, slice_.rounds.weight(current))
+        if is_dropped:
             return
         values = [slice_._value_to_change() for slice_ in slices]
         weight = np.concatenate([value.array for value in values])
@@ -382,7 +429,8 @@ class ServerSlice(Record[SliceSum]):
         if not current.sum.empty or self._has_gradient(current):  # nearly always
             return True
         if current.is_counted:
-            self.plan.state.clipped.scale(current.step, self.length, None)
+            self.plan.state.clipped.scale(current.step, self.length, None, None)
+        self._keep(current, None)
         return False
 
     def _apply(
@@ -529,6 +577,7 @@ class BucketSlice(ServerSlice):
         are."""
         self.begin_at(round, before.known_value().array)
         self._is_split, self._may_join = before._is_split, before._may_join
+        self.kept = before.kept
 
     def copied_states(self, optimizer: Optimizer) -> List[Optional[State]]:
         """Copy what an optimizer remembers of each tensor; None of those that it does not know.

@@ -187,14 +187,21 @@ class ClippedSteps:
             del self.steps[step]
         return clipped.held
 
-    def scale(self, step: int, elems: int, total: Optional[np.ndarray]) -> bool:
-        """Scales the sum of a counted round that ends, if it has one; returns whether the sum may
-        change the value, and is not dropped."""
+    def changes(self, step: int) -> bool:
+        """Whether `scale` changes sums of a step."""
+        clipped = self.steps[step]
+        return clipped.scale != 1.0 and not clipped.is_dropped
+
+    def scale(
+        self, step: int, elems: int, total: Optional[np.ndarray], out: Optional[np.ndarray]
+    ) -> bool:
+        """Scales the sum of a counted round that ends, if it has one, into `out`; returns whether
+        the sum may change the value, and is not dropped."""
         clipped = self.steps[step]
         assert clipped.scale is not None
-        if total is not None and clipped.scale != 1.0 and not clipped.is_dropped:
+        if total is not None and self.changes(step):
             with np.errstate(invalid="ignore", under="ignore"):
-                np.multiply(total, total.dtype.type(clipped.scale), out=total)
+                np.multiply(total, total.dtype.type(clipped.scale), out=out)
         clipped.unscaled_elems -= elems
         if clipped.unscaled_elems == 0:
             del self.steps[step]

@@ -122,6 +122,8 @@ class DeclareKey(Message, frozen=True):
     """How servers make the initial value of a key of rows; None: worker rank 0 pushes it."""
     members: List[Member] = []  # noqa: RUF012  nobody changes it
     """The tensors of a bucket, in the order of its elements; of any other key none."""
+    keeps_means: bool = False
+    """Whether servers keep the mean gradient of the last round that has ended."""
 
     def __post_init__(self) -> None:
         check_number("a store's number", self.store, 0, MAX_STORE)
@@ -153,6 +155,7 @@ class DeclaredKey(Message, frozen=True):
     consistency: Optional[str] = None
     initial: Optional[SeededRows] = None
     members: List[Member] = []  # noqa: RUF012  nobody changes it
+    keeps_means: bool = False
 
     def __post_init__(self) -> None:
         check_choice("a consistency", self.consistency or "")

@@ -6,7 +6,7 @@ it has left, a gradient is of the class of late tensors, as is whatever is made 
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple, Union
 from weakref import ref
 
 import torch
@@ -43,9 +43,9 @@ LEAVE_OUT_BEFORE = (
 )
 
 
-OnUse = Callable[[str, str], bool]
-"""Called with a parameter's name, and that of a function of torch, when the script is about to use
-the gradient; returns whether that is no way to the servers any more."""
+OnUse = Callable[["Own", str], bool]
+"""Called with a gradient, and the name of a function of torch, when the script is about to use it;
+returns whether that is no way to the servers any more."""
 
 
 class _Alias(NamedTuple):
@@ -64,17 +64,20 @@ class Leaving(Watcher):
     """
 
     __slots__ = (
-        "_aliases", "_copy", "_function", "_has_left", "_in_step", "_is_over", "_name", "_version",
-        "_wait", "gradient", "on_use", "travels",
+        "_aliases", "_copy", "_function", "_has_left", "_is_over", "_version", "_wait", "factors",
+        "gradient", "in_step", "on_use", "travels", "weight",
     )  # fmt: skip
 
     def __init__(
-        self, name: str, gradient: torch.Tensor, wait: Callable[[], None], keeps_copy: bool
+        self, weight: Any, gradient: torch.Tensor, wait: Callable[[], None], keeps_copy: bool
     ) -> None:
-        """`wait` returns when it has left. `keeps_copy`: the script may have aliases from before,
-        and the gradient is compared with a copy."""
-        self._name = name
+        """`weight`: the `Weight` whose it is. `wait` returns when it has left. `keeps_copy`: the
+        script may have aliases from before, and the gradient is compared with a copy."""
+        self.weight = weight
         self._wait = wait
+        self.factors: Optional[int] = None
+        """By how many of the step's factors the mean of all workers' is multiplied, which it has
+        become; None: it is this worker's own."""
         self.gradient = gradient
         self._version = gradient._version
         self._aliases: Tuple[_Alias, ...] = ()
@@ -84,7 +87,7 @@ class Leaving(Watcher):
         """What has given it."""
         self.travels = False
         """Whether the network reads the gradient's own memory."""
-        self._in_step, self._has_left, self._is_over = True, False, False
+        self.in_step, self._has_left, self._is_over = True, False, False
         self.on_use: Optional[Callable[[], Optional[OnUse]]] = None
         """What is told of uses, which may be gone."""
         end_past(gradient)
@@ -117,12 +120,25 @@ class Leaving(Watcher):
         """Raises NotSupportedError if the gradient has changed, whose parameter has `now`."""
         change = self.change(now)
         if change is not None:
+            if self.factors is not None:
+                raise NotSupportedError(
+                    f"the gradient of '{self.weight.name}' {change} between backward and step, for "
+                    "the first time after the first step: it is the mean of all workers' that the "
+                    "script has read, and servers have updated the weight by it. Set "
+                    "P3KV_UPDATES=workers, by which the script's change counts"
+                )
             zero = now is None or not now.any()
             raise NotSupportedError(
-                f"the gradient of '{self._name}' {change} after backward had computed it and "
+                f"the gradient of '{self.weight.name}' {change} after backward had computed it and "
                 "before opt.step(), when it had left for the servers: "
                 + (LEAVE_OUT_BEFORE if zero else _CHANGE_BEFORE)
             )
+
+    def becomes(self, mean: torch.Tensor, factors: int) -> None:
+        """Has the gradient, which has left, be the mean of all workers', as in `factors`."""
+        _become(self.gradient, mean)
+        self._copy, self.factors = _copied(self.gradient), factors
+        self.travels = False
 
     def stays(self) -> None:
         """It is no way to the servers any more."""
@@ -131,14 +147,14 @@ class Leaving(Watcher):
 
     def step_ends(self) -> None:
         """The script may change the gradient, once it has left."""
-        self._in_step = False
+        self.in_step = False
         if self._has_left or not self.travels:
             self._ends()
 
     def has_left(self) -> Optional[NotSupportedError]:
         """The network does not read it any more; an error if it has changed since the step."""
         self._has_left = True
-        if self._in_step:
+        if self.in_step:
             return None
         with torch._C.DisableTorchFunctionSubclass():
             has_changed = self.travels and self._has_changed()
@@ -146,16 +162,16 @@ class Leaving(Watcher):
         if not has_changed:
             return None
         return NotSupportedError(
-            f"the gradient of '{self._name}' was changed after opt.step(), while it was still "
-            "being sent: call zero_grad before the next backward pass, and opt.wait() before an "
-            "operation with out=gradient"
+            f"the gradient of '{self.weight.name}' was changed after opt.step(), while it was "
+            "still being sent: call zero_grad before the next backward pass, and opt.wait() before "
+            "an operation with out=gradient"
         )
 
     def take(self, tensor: Optional[torch.Tensor] = None) -> None:
         """Whoever has the gradient may do anything with it."""
         if tensor is not None and self._used("data"):
             return
-        if self._in_step:
+        if self.in_step:
             self._give("data")
         else:
             self._wait()
@@ -165,11 +181,11 @@ class Leaving(Watcher):
         if self._used(name):
             return
         if gives_memory(function):
-            if self._in_step:
+            if self.in_step:
                 self._give(name)
             else:
                 self._wait()
-        elif not self._in_step and (name == "data" or _writes(name)):
+        elif not self.in_step and (name == "data" or _writes(name)):
             self._wait()
 
     def gave(self, tensor: torch.Tensor, function: Any, result: Any) -> None:
@@ -184,13 +200,16 @@ class Leaving(Watcher):
                 if not is_watched(one) and _share(one, self.gradient):
                     self._aliases += (_Alias(one, one._version, name),)
                     self._watch(one)
-        if self._has_left and not self._in_step:
+        if self._has_left and not self.in_step:
             self._ends()
 
     def _change(self, now: Optional[torch.Tensor]) -> Optional[str]:
         gradient = self.gradient
         if now is None:
             return "was set to None"
+        if self.factors is not None:
+            assert self._copy is not None
+            return "was changed" if _differ(now, self._copy) else None
         if gradient._version != self._version:
             return "was written to in place"
         for alias in self._aliases:
@@ -220,12 +239,18 @@ class Leaving(Watcher):
     def _ends(self) -> None:
         """The step is over, and the gradient has left."""
         if self.on_use is not None:
-            pass_on(self, _Past(self.gradient, self._name, self.on_use), self.gradient)
+            pass_on(self, Past(self), self.gradient)
         self._back()
 
     def _used(self, function: str) -> bool:
         on_use = None if self.on_use is None else self.on_use()
-        return on_use is not None and on_use(self._name, function)
+        if on_use is None or self.in_step:
+            return on_use is not None and on_use(self, function)
+        self._wait()
+        past = watcher_of(self.gradient)
+        if isinstance(past, Past):
+            past.tell(function)
+        return False
 
     def _back(self) -> None:
         unwatch(self, (self.gradient,))
@@ -233,42 +258,87 @@ class Leaving(Watcher):
             unwatch(self, [alias.tensor for alias in self._aliases])
 
 
-class _Past(ref, Watcher):
+class Past(ref, Watcher):
     """A worker's own gradient of a step that is over, as long as the script has it: uses of it are
-    told still."""
+    told still. Keeps nothing alive."""
 
-    __slots__ = ("_name", "_number", "_on_use")
+    __slots__ = ("_number", "_on_use", "_version", "_weight", "factors", "round")
     __eq__, __hash__ = object.__eq__, object.__hash__  # and not those of the tensor
+    in_step = False
 
-    def __new__(cls, gradient: torch.Tensor, *_: Any) -> _Past:
-        return super().__new__(cls, gradient, _Past._gone)
+    def __new__(cls, leaving: Leaving) -> Past:
+        return super().__new__(cls, leaving.gradient, Past._gone)
 
-    def __init__(
-        self, gradient: torch.Tensor, name: str, on_use: Callable[[], Optional[OnUse]]
-    ) -> None:
-        self._name, self._number, self._on_use = name, id(gradient), on_use
+    def __init__(self, leaving: Leaving) -> None:
+        assert leaving.on_use is not None
+        self._number, self._on_use = id(leaving.gradient), leaving.on_use
+        self._weight = ref(leaving.weight)
+        self.factors = leaving.factors
+        """As in `Leaving`."""
+        self.round = leaving.weight.key.round
+        self._version = leaving.gradient._version
+
+    @property
+    def weight(self) -> Any:
+        """Its parameter's, which is there while steps are that are told."""
+        weight = self._weight()
+        assert weight is not None
+        return weight
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        gradient: Optional[torch.Tensor] = self()
+        assert gradient is not None
+        return gradient
 
     def take(self, tensor: Optional[torch.Tensor] = None) -> None:
         if tensor is not None:
-            self._tell("data")
+            self.tell("data")
 
     def read(self, tensor: torch.Tensor, function: Any) -> None:
-        self._tell(name_of(function))
+        self.tell(name_of(function))
 
-    def _tell(self, function: str) -> None:
+    def tell(self, function: str) -> None:
+        """Tells of a use, unless all numbers are new by it."""
         on_use = self._on_use()
-        if on_use is not None:
-            on_use(self._name, function)
+        if function in ZEROES:
+            self.stays()
+        elif on_use is not None:
+            on_use(self, function)
+
+    @property
+    def is_as_it_was(self) -> bool:
+        """Whether torch has seen no write into it since the step."""
+        return self._version == self.gradient._version
+
+    def becomes(self, mean: torch.Tensor, factors: int) -> None:
+        """As in `Leaving`."""
+        _become(self.gradient, mean)
+        self.factors = factors
+
+    def stays(self) -> None:
+        """It is what it is with DistributedDataParallel, and uses are told no more."""
+        unwatch(self, (self.gradient,))
 
     def _gone(self) -> None:
         forget(self, self._number)
 
 
+Own = Union[Leaving, Past]
+"""A worker's own gradient, which may become the mean."""
+ZEROES = {"zero_", "_foreach_zero_"}
+
+
 def end_past(gradient: torch.Tensor) -> None:
-    """A backward pass has added to a gradient: it is of the next step."""
+    """A gradient of a step that is over is zeroed, or a backward pass has added to it."""
     watcher = watcher_of(gradient)
-    if isinstance(watcher, _Past):
-        unwatch(watcher, (gradient,))
+    if isinstance(watcher, Past):
+        watcher.stays()
+
+
+def _become(gradient: torch.Tensor, mean: torch.Tensor) -> None:
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        gradient.data.copy_(mean)
 
 
 def _copied(gradient: torch.Tensor) -> torch.Tensor:
