@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from contextlib import closing
@@ -133,13 +134,25 @@ def test_a_worker_is_not_blamed_for_what_it_pushed_while_the_server_was_stopped(
 @pytest.mark.parametrize(
     ("how", "missing", "what", "mine"),
     [
-        ("skips", 1, "parameter 'net_dense0_weight' (key 1) in round 3", "That is this worker."),
-        pytest.param("more", 1, "in round 1", "which does not have it", marks=pytest.mark.long),
-        ("unknown", 0, "its initial value", "which does not have it"),
+        (
+            "skips",
+            "1",
+            r"parameter 'net_dense0_weight' \(key 1\) in round 3",
+            "That is this worker.",
+        ),
+        # At the same time worker 1 begins to wait for what worker 0 does after that.
+        pytest.param(
+            "more",
+            "[01]",
+            "in round 1|its initial value",
+            "which does not have it",
+            marks=pytest.mark.long,
+        ),
+        ("unknown", "0", "its initial value", "which does not have it"),
     ],
 )
 def test_a_push_that_is_missing_is_named_on_every_worker_and_then_ends_the_job(
-    how: str, missing: int, what: str, mine: str
+    how: str, missing: str, what: str, mine: str
 ) -> None:
     # Whoever skips a gradient has servers that update; the others do not get as far.
     who_updates = {} if how == "skips" else SUMS_ONLY
@@ -148,11 +161,11 @@ def test_a_push_that_is_missing_is_named_on_every_worker_and_then_ends_the_job(
     for rank in range(2):
         said = result.said_by(f"worker {rank}").splitlines()
         # Each may come to wait for the other.
-        lines = [line for line in said if f"worker: worker {missing} has not " in line]
-        assert lines, result.output
-        assert what in lines[0]
-        assert "'net_dense" in lines[0]
-        assert (mine in lines[0]) == (rank == missing)
+        found = [re.search(f"worker: worker ({missing}) has not .*({what}).*", one) for one in said]
+        first = next(filter(None, found), None)
+        assert first is not None, result.output
+        assert "'net_dense" in first[0]
+        assert (mine in first[0]) == (rank == int(first[1]))
     for name in ("server 0", "server 1", "scheduler", "worker 0", "worker 1"):
         assert "P3KV_STALL_TIMEOUT_S" in result.said_by(name), result.output
 

@@ -26,12 +26,12 @@ def what_is_alike_is_joined() -> None:
         found = [Joinable(at, one, "w", groups[at]) for at, one in enumerate(parameters)]
         return [[one.number for one in bucket] for bucket in buckets_of(found, slice_elems)]
 
-    assert joined([1, 60_000, 2, 3], [0, 0, 0, 0]) == [[0, 2, 3], [1]]
+    assert joined([1, 260_000, 2, 3], [0, 0, 0, 0]) == [[0, 2, 3], [1]]
     assert joined([1, 2, 3, 4], [0, 1, 0, 1]) == [[0, 2], [1, 3]]
     assert joined([1, 2, 0, 4], [0, None, 0, 0]) == [[0, 3], [1], [2]]
     assert joined([6, 6, 6], [0, 0, 0], slice_elems=13) == [[0, 1], [2]]
     assert joined([40_000] * 4, [0] * 4, slice_elems=100_000) == [[0, 1], [2, 3]]
-    assert joined([9, 60_000, 9], [0] * 3, slice_elems=100_000) == [[0, 2], [1]]
+    assert joined([9, 260_000, 9], [0] * 3, slice_elems=400_000) == [[0, 2], [1]]
     assert [len(one) for one in joined([1] * 40, [0] * 40)] == [32, 8]
     mixed = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in (torch.half, torch.float)]
     assert len(buckets_of([Joinable(at, one, "w", 0) for at, one in enumerate(mixed)], 100)) == 2
