@@ -83,16 +83,16 @@ class StateRequests:
         key: WorkerKey,
         round: int,
         whole: bool,
-        server: int,
-        state: Optional[PlainState],
+        states: Mapping[int, Optional[PlainState]],
         done: Future[Any],
         member: int = 0,
     ) -> None:
-        """Gives a server its part of a key's state after a round; its arrays must stay as they are
-        until `done`. `member` as in `StateHeader`."""
-        self._begin(_Request(Kind.LOADED, key, round, whole, [server], done, member))
-        writer = self._servers[server].writer
-        queue_state(writer, self._rank, key.key_id, round, state, whole, member)
+        """Gives servers their parts of a key's state after a round; their arrays must stay as they
+        are until `done`. `member` as in `StateHeader`."""
+        self._begin(_Request(Kind.LOADED, key, round, whole, states, done, member))
+        for server, state in states.items():
+            writer = self._servers[server].writer
+            queue_state(writer, self._rank, key.key_id, round, state, whole, member)
 
     def fail(self, error: BaseException) -> None:
         """Ends what is under way with an error."""

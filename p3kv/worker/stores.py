@@ -359,13 +359,11 @@ class WorkerStore:
         All pushes must have been sent, and other workers must not push meanwhile.
         """
         requests = self._data_plane.states
-        give = requests.give
         for server, _ in key.runs:
-            part = next(states)
             with requests.asking:
-                self._job.ask(
-                    partial(give, key, key.round, whole, server, part, member=member)
-                ).result()
+                give = partial(requests.give, key, key.round, whole, {server: next(states)})
+                self._job.ask(partial(give, member=member)).result()
+                del give  # and the part, before the next is read
 
     def begin_clipped_step(self, step: int) -> None:
         """Has the servers end no round of a step before `end_clipped_step`; before its pushes."""

@@ -112,7 +112,7 @@ def test_squares_are_sent_when_all_that_was_pushed_is_summed(told_first: bool) -
     assert list(server.clipped.scaled(7, 0.5)) == ["a", "b"]
     assert server.clipped.steps[7].scale == 0.5
     for total in totals:
-        server.clipped.scale(7, len(total), total)
+        server.clipped.scale(7, len(total), total, total)
         np.testing.assert_array_equal(total, np.ones(3))
     assert not server.clipped.steps
 
