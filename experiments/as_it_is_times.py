@@ -107,13 +107,14 @@ def draw(table: Sequence[Mapping[str, Any]]) -> Figure:
             spread, way = row[links], "workers" if "workers" in row["ways"] else "servers"
             ends = [[spread["median"] - spread["low"]], [spread["high"] - spread["median"]]]
             bar = axis.bar(at, spread["median"], color=colours[way], yerr=ends)
-            axis.bar_label(bar, [f"{spread['median']:.2f}"], fontsize=7)
+            axis.bar_label(bar, [f"{spread['median']:.2f}"], fontsize=7, padding=3)
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set_ylabel("times as fast as DDP")
         axis.set_title(f"links: {name}", fontsize=9)
+        axis.margins(y=0.15)
     axes[-1].set_xticks(range(len(table)), [row["script"] for row in table], rotation=60)
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
-    axes[0].legend(handles, [f"{way} update" for way in colours], fontsize=8)
+    axes[1].legend(handles, [f"{way} update" for way in colours], fontsize=8)
     said = f"Computation is {_ABOUT['computation']}. Lines at the bars: all repetitions."
     figure.supxlabel("\n".join(textwrap.wrap(said, 130)), fontsize=7, color="#555555")
     return figure
