@@ -88,6 +88,25 @@ def what_has_not_changed_is_not_sent() -> None:
         assert received < most_values * 4 * seldom.weight.numel(), (rule, received)
 
 
+def each_worker_reads_what_it_has_woken() -> None:
+    """As a mixture of experts does: nobody reads another's, by which it would hear of it."""
+    experts = nn.ModuleList(nn.Linear(500, 1000, bias=False) for _ in range(2))
+    model = nn.ModuleList([nn.Linear(1, 1), experts])
+    opt = p3kv.torch.Optimizer(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    before = [one.weight.detach().clone() for one in experts]
+    uses = [True, False, False, True, True, True, False, True]
+    for used in uses:
+        opt.zero_grad()
+        loss = model[0](torch.ones(1)).sum()
+        if used:
+            loss = loss + experts[opt.rank % 2](torch.ones(500)).sum()
+        loss.backward()
+        opt.step()
+    for at, (expert, first) in enumerate(zip(experts, before)):
+        share = len(range(at, opt.num_workers, 2)) / opt.num_workers
+        torch.testing.assert_close(expert.weight.detach(), first - 0.5 * share * sum(uses))
+
+
 def main() -> None:
     worker = this_process.worker()
     torch.manual_seed(7)
@@ -122,6 +141,7 @@ def main() -> None:
     large_bytes = 4 * net.large.numel()
     assert worker.stats()["bytes_received"] - before < large_bytes, "the frozen one has travelled"
     assert all(type(one) is nn.Parameter for one in net.parameters())
+    each_worker_reads_what_it_has_woken()
     what_has_not_changed_is_not_sent()
     print("nothing travels for what nobody trains")
 

@@ -2,8 +2,9 @@
 
 A parameter falls asleep when a step ends in which no worker had a gradient of it, which all workers
 know before the next one begins. In each step each worker says by one small key for all of them of
-which it has a gradient; mostly none. Whoever reads one waits for what the others say. One of which
-any worker has a gradient is awake again on all, in the same step: those without say so then.
+which it has a gradient; mostly none. Whoever reads one waits for what the others say, also of one
+that it has woken itself. One of which any worker has a gradient is awake again on all, in the same
+step: those without say so then.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Asleep(Watcher):
     def woken(self, bucket: Bucket) -> None:
         """This worker has a gradient of one, and pushes it in this step."""
         self._woken.add(id(bucket))
+        bucket.woken_by = self
 
     def say(self, step: int) -> None:
         """Says which ones this worker has woken, when it has pushed all of a step."""
@@ -125,7 +127,7 @@ class Asleep(Watcher):
                 return []
             awake = [one for one, woken in zip(self._every, heard.tolist()) if woken]
             for one in awake:
-                one.asleep = False
+                one.asleep, one.woken_by = False, None
             self._asleep = [one for one in self._asleep if one.asleep]
             others, self._woken = [one for one in awake if id(one) not in self._woken], set()
             for one in others:

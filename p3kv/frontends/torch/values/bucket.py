@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections import deque
 from concurrent.futures import Future
 from typing import (
+    TYPE_CHECKING,
     Any,
     Collection,
     Deque,
@@ -32,6 +33,9 @@ from p3kv.frontends.torch.values.watched import Watcher, gives_memory, name_of, 
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import MAX_MEMBERS
 from p3kv.worker.transfers import OnSlice, WorkerKey
+
+if TYPE_CHECKING:
+    from p3kv.frontends.torch.values.asleep import Asleep
 
 _SMALL_ELEMS = 250_000
 """Larger parameters travel by themselves: what a frame costs is little beside what their copies
@@ -237,6 +241,9 @@ class Bucket(Arriving):
         """Whether this step's push has been called."""
         self.asleep = False
         """Whether nobody trains any of them, and nothing travels."""
+        self.woken_by: Optional[Asleep] = None
+        """By what this worker has said that it has woken it. Others may wait for this worker to
+        hear what they have woken, before they push."""
         self.is_lean = False
         """Whether torch tells of the gradient only that comes last, by a hook."""
         self.alike = 0
@@ -504,6 +511,8 @@ class Bucket(Arriving):
         """Waits while any of `weights` is late; of those in `frees`, no read has to be seen.
         `reads`: only what this thread computes next needs the value."""
         while any(weight.is_late for weight in weights):
+            if self.woken_by is not None:
+                self.woken_by.settle()
             self.await_value()
             with self._taking:
                 # Before this thread had the lock, another may have taken the value and begun to
