@@ -38,7 +38,7 @@ class _Request:
         self.answer = answer
         self.missing = set(servers)
         """Servers that have not begun to answer."""
-        self.unanswered = len(self.missing)
+        self.servers = len(self.missing)
         self.arriving: Dict[int, ArrivingState] = {}
         self.states: Dict[int, Optional[PlainState]] = {}
         """By server, also of those that have only confirmed."""
@@ -147,10 +147,9 @@ class StateRequests:
 
     def _answered(self, server: int, request: _Request, state: Optional[PlainState]) -> None:
         request.states[server] = state
-        request.unanswered -= 1
         self._end_if_complete(request)
 
     def _end_if_complete(self, request: _Request) -> None:
-        if not request.unanswered:
+        if len(request.states) == request.servers:
             self._requests.remove(request)
             request.answer.set_result(request.states)

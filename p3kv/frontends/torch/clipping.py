@@ -8,7 +8,6 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Callable, Deque, List, Optional, Union
 
 import torch
@@ -61,9 +60,10 @@ class Clipping:
         """Whether each worker votes on each step; None: in the first step, so it does."""
         self._has_said = self._drops = False
         """Whether the script has said in this step if this worker drops it, and whether it does."""
-        self.factors: List[Callable[[], Any]] = []
-        """Give the numbers by which the script has had this step's gradients be multiplied."""
-        self.last_factors: List[Callable[[], Any]] = []
+        self.factors: List[Union[float, LateNorm]] = []
+        """By what the script has had this step's gradients be multiplied: a number, or the factor
+        of a norm."""
+        self.last_factors: List[Union[float, LateNorm]] = []
         """Those of the last step."""
         self._outcomes: List[Late] = []
         """Of this step, to be known once it has ended."""
@@ -112,9 +112,9 @@ class Clipping:
         self._is_clipped = True
         self._steps.drops_nonfinite |= drops_nonfinite
         self._end(max_norm * self._workers)
-        norm = LateNorm(self._steps.norm(), self._workers)
+        norm = LateNorm(self._steps.norm(), self._workers, max_norm)
         self._late.append(norm)
-        self.factors.append(partial(norm.factor, max_norm))
+        self.factors.append(norm)
         return norm
 
     def skip(self, drops: bool) -> torch.Tensor:
@@ -146,7 +146,7 @@ class Clipping:
             self._check_dropping("GradScaler")
         self.begin("GradScaler")
         self._steps.factor, self._steps.drops_nonfinite = factor, True
-        self.factors.append(lambda: factor)
+        self.factors.append(factor)
         self._outcomes.append(overflow)
 
     def end_step(self) -> None:
@@ -263,16 +263,17 @@ class Late(Watcher):
 class LateNorm(Late):
     """The norm of the mean of all workers' gradients."""
 
-    def __init__(self, of_sum: Optional[Future[float]], workers: int) -> None:
-        """`of_sum` is the norm of the sum of all gradients."""
+    def __init__(self, of_sum: Optional[Future[float]], workers: int, max_norm: float) -> None:
+        """`of_sum` is the norm of the sum of all gradients, whose mean is clipped to `max_norm`."""
         super().__init__(torch.zeros((), device="cpu"), "the norm")
         self._workers = workers
+        self._max_norm = max_norm
         self.comes(of_sum)
 
-    def factor(self, max_norm: float) -> torch.Tensor:
+    def factor(self) -> torch.Tensor:
         """By what torch multiplies gradients of this norm to clip them. Waits for the norm."""
         self.take()
-        return (max_norm / (self.tensor + _EPSILON)).clamp(max=1.0)
+        return (self._max_norm / (self.tensor + _EPSILON)).clamp(max=1.0)
 
     def _made_of(self, number: float) -> float:
         return number / self._workers

@@ -19,7 +19,7 @@ from p3kv.frontends.torch.averages import (
     check_sums,
     finish_after_backward,
 )
-from p3kv.frontends.torch.clipping import NOT_FINITE, Clipping, LateOverflow
+from p3kv.frontends.torch.clipping import NOT_FINITE, Clipping, LateNorm, LateOverflow
 from p3kv.frontends.torch.exchange import refuse_second
 from p3kv.frontends.torch.hooks import Hooks
 from p3kv.frontends.torch.joining import How
@@ -280,8 +280,9 @@ class ServerSteps(CommonSteps):
             if weight.member:
                 mean = mean.split([one.size_elems for one in weight.key.members])[weight.member - 1]
             own.becomes(mean.view(weight.shape), 0)
-        for at in range(own.factors or 0, len(factors)):
-            own.becomes(gradient * factors[at](), at + 1)
+        for at, factor in enumerate(factors[own.factors or 0 :], own.factors or 0):
+            number = factor.factor() if isinstance(factor, LateNorm) else factor
+            own.becomes(gradient * number, at + 1)
         return ""
 
     def _why_no_mean(self, own: Own) -> str:
