@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections import deque
 from concurrent.futures import Future
 from typing import (
-    TYPE_CHECKING,
     Any,
     Collection,
     Deque,
@@ -33,9 +32,6 @@ from p3kv.frontends.torch.values.watched import Watcher, gives_memory, name_of, 
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import MAX_MEMBERS
 from p3kv.worker.transfers import OnSlice, WorkerKey
-
-if TYPE_CHECKING:
-    from p3kv.frontends.torch.values.asleep import Asleep
 
 _SMALL_ELEMS = 250_000
 """Larger parameters travel by themselves: what a frame costs is little beside what their copies
@@ -241,9 +237,9 @@ class Bucket(Arriving):
         """Whether this step's push has been called."""
         self.asleep = False
         """Whether nobody trains any of them, and nothing travels."""
-        self.woken_by: Optional[Asleep] = None
-        """By what this worker has said that it has woken it. Others may wait for this worker to
-        hear what they have woken, before they push."""
+        self.woken_by: Any = None
+        """The `Asleep` by which this worker has said that it has woken it. Others may wait for this
+        worker to hear what they have woken, before they push."""
         self.is_lean = False
         """Whether torch tells of the gradient only that comes last, by a hook."""
         self.alike = 0
