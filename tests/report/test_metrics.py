@@ -90,7 +90,8 @@ def test_whoever_asks_in_vain_takes_no_descriptors_or_threads_from_the_job(tmp_p
             assert scraped(url)
         for name, part in parts.items():
             fds, threads = before[name]
-            assert part.num_fds() <= fds + 60, name
+            # 32 that are open, and those of some turns that are just being closed.
+            assert part.num_fds() <= fds + 100, name
             assert part.num_threads() <= threads + 1, name
         for link in half_sent:
             assert closed_within(link, 10.0)

@@ -131,6 +131,20 @@ def test_a_forward_pass_that_waits_for_each_layer_is_taken_for_half_a_backward_p
     assert waiting == pytest.approx(steps.waited_s / steps.times.step_s, abs=0.03)
 
 
+def test_a_pass_that_waits_for_its_last_layers_is_no_longer_than_they_allow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last layer's backward pass shows nowhere, so the last ones bound a forward pass badly,
+    and the one before them bounds it too loosely when the pass has waited for them, too."""
+    monkeypatch.setattr("tests.worker.test_measuring.BACKWARD_S", (0.025,) * 8)
+    monkeypatch.setattr("tests.worker.test_measuring.FORWARD_S", (0.0125,) * 8)
+    steps = Steps(monkeypatch)
+    for _ in range(11):
+        steps.step([0.137, 0.192, 0.228, 0.284, 0.349, 0.376, 0.409, 0.0])
+    waiting = steps.times.parts.network_s / steps.times.step_s
+    assert waiting == pytest.approx(steps.waited_s / (11 * 0.3 + steps.waited_s), abs=0.02)
+
+
 def test_a_pause_of_the_script_is_no_waiting_for_the_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

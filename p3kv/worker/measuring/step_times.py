@@ -406,11 +406,12 @@ class StepTimes:
         spread = backward_s > _SPREAD * gap_s
         # From a layer on, the forward pass has the layers that the backward pass had before it.
         if spread:
-            known_from_s = first_s + _MOSTLY_KNOWN * first_layer_s
-            left_s = [0.0 if at < known_from_s else at - first_s + first_layer_s for at in ready_s]
+            left_s = [at - first_s + first_layer_s for at in ready_s]
             left_s[-1] = backward_s
+            known_s = min((1 + _MOSTLY_KNOWN) * first_layer_s, backward_s)
         else:
             left_s = [(place + 1) / len(keys) for place in range(len(keys))]
+            known_s = 0.0
         arrived = [step.arrived.get(key, _NOT) for key in keys]
         end_s, all_left_s = begin_s + gap_s, left_s[-1]
         usable_s = [
@@ -418,14 +419,19 @@ class StepTimes:
             for one in arrived
         ]
         most_s = [
-            (end_s - usable) * all_left_s / left if left > 0 else math.inf
+            (end_s - usable) * all_left_s / left if left >= known_s else math.inf
             for usable, left in zip(usable_s, left_s)
         ]
         most_forward_s = min(most_s)
         binding = most_s.index(most_forward_s)
         missing_s = max(usable_s) - begin_s
-        if spread and missing_s > 0 and most_forward_s >= backward_s:
-            most_forward_s = _FORWARD * backward_s
+        # What a pass allows that has waited for later layers, too, is more than it took.
+        waited_later = any(
+            usable > usable_s[binding] + most_forward_s * (left_s[binding] - left) / all_left_s
+            for usable, left in zip(usable_s[:binding], left_s)
+        )
+        if spread and missing_s > 0 and (waited_later or most_forward_s >= backward_s):
+            most_forward_s = min(most_forward_s, _FORWARD * backward_s)
         self._forwards_s.append(most_forward_s)
         self._backwards_s.append(backward_s)
         self.forward_s = _low(self._forwards_s)
