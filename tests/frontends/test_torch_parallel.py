@@ -134,9 +134,12 @@ def test_models_in_torch_s_wrapper_train_as_in_one_process() -> None:
     assert result.output.count("right: gradients_are_used_from_a_later_step_on") == 2
 
 
-@pytest.mark.parametrize("how", [(), ("clips",), ("adds", "first")])
+@pytest.mark.parametrize(
+    "how", [(), ("clips",), ("adds", "first"), ("first", "unused"), ("first", "parts")]
+)
 def test_gradients_that_a_script_logs_late_are_those_of_torch_s_own(how: Tuple[str, ...]) -> None:
-    """Norms and histograms before step and after it, of servers' means."""
+    """Norms and histograms before step and after it, of servers' means; also by one rank alone,
+    while the others wait for it before they step, in steps without some gradients."""
     script = SCRIPTS / "torch_logged.py"
     expected, found = losses(script, args=how), losses(script, "-m", "p3kv.ddp", args=how)
     assert len(expected) > 2 * 60 + 10 * 6

@@ -1,11 +1,13 @@
 """A script for DistributedDataParallel that logs gradients now and then, for the first time after
-its first step: it prints their norms beside the losses."""
+its first step: it prints their norms beside the losses. With `unused`, some steps have no gradient
+of one layer; with `parts`, that layer has a backward pass of its own; with both, workers add up a
+number before `step`."""
 
 import json
 import os
 import sys
 from contextlib import nullcontext
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import torch
 import torch.distributed as dist
@@ -13,32 +15,52 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
+class Model(nn.Sequential):
+    """With one layer more, which is trained by what the others give."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.more = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, has_more: bool) -> Tuple[torch.Tensor, torch.Tensor]:
+        for layer in list(self)[:-1]:
+            x = layer(x)
+        return x, self.more(x.detach()) if has_more else x
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(8, 600), nn.Tanh(), nn.Linear(600, 500), nn.Linear(500, 8))
-    wrapped = DDP(model)
     clips, adds, by_first = ("clips" in sys.argv, "adds" in sys.argv, "first" in sys.argv)
+    unused, parts = "unused" in sys.argv, "parts" in sys.argv
+    model = Model(nn.Linear(8, 600), nn.Tanh(), nn.Linear(600, 500), nn.Linear(500, 8))
+    wrapped = DDP(model, find_unused_parameters=unused)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
     histogram: List[Any] = []
     for step in range(60):
         for last in (False, True) if adds else (True,):
             with nullcontext() if last else wrapped.no_sync():
                 x = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
-                loss = (wrapped(x) - x.flip(1)).square().mean()
-                loss.backward()
+                y, more = wrapped(x, not unused or step % 2 == 0)
+                losses = [(one - x.flip(1)).square().mean() for one in (y, more)]
+                loss = sum(losses, torch.zeros(()))
+                for one in losses if parts else [loss]:
+                    one.backward()
         logs = (rank == 0 or not by_first) and step % 3 == 1
         norms = []
         if logs and step % 2:
-            norms = [one.grad.norm().item() for one in wrapped.parameters()]
+            norms = [p.grad.norm().item() for p in wrapped.parameters() if p.grad is not None]
+        if unused or parts:
+            dist.all_reduce(loss.detach().clone())
         if clips:
             nn.utils.clip_grad_norm_(wrapped.parameters(), 0.05)
             if logs and step % 6 == 4:
-                norms = [one.grad.abs().max().item() for one in wrapped.parameters()]
+                norms = [p.grad.abs().max().item() for p in wrapped.parameters()]
         optimizer.step()
         if logs and not norms:
-            norms = torch.stack(torch._foreach_norm([p.grad for p in model.parameters()])).tolist()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            norms = torch.stack(torch._foreach_norm(gradients)).tolist()
             histogram.append(model[2].weight.grad.histc(10).tolist())
         optimizer.zero_grad()
         for number, norm in enumerate([loss.item(), *norms]):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import threading
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -21,6 +19,7 @@ from p3kv.frontends.torch.exchange import WEIGHS_LATE
 from p3kv.frontends.torch.hooks import Hooks
 from p3kv.frontends.torch.joining import How
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
+from p3kv.frontends.torch.passes import finish_after_backward, is_in_backward
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import RowSums, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
@@ -63,8 +62,6 @@ class AverageSteps(CommonSteps):
         super().__init__(model, optimizer, client.own, client.worker)
         self._shared, self._syncs, self._pushes = shared, syncs, client.pushes
         client.pushes.marks_steps = True
-        self.number = client.own.number
-        """In the order in which each worker makes its optimizers."""
         self._pass = Pass(client, shared, gradients)
         self._weights: Optional[Buffers] = None
         """Has the weights be those of the last worker that had a batch, when an epoch is over."""
@@ -72,8 +69,7 @@ class AverageSteps(CommonSteps):
         """Whether a backward pass has ended in this step."""
         self._hooks = Hooks(shared.buckets, self.ready)
         self._hooks.add()
-        finish_after_backward()
-        _every.add(self)
+        finish_after_backward(self)
 
     @classmethod
     def attached(
@@ -114,7 +110,7 @@ class AverageSteps(CommonSteps):
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
         if not self._syncs():
             return
-        if self._pass.ready(parameter) and not _open_calls:
+        if self._pass.ready(parameter) and not is_in_backward():
             # Something else than torch.autograd.backward has called torch's engine.
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
 
@@ -240,7 +236,6 @@ class AverageSteps(CommonSteps):
 
     def stop(self) -> None:
         self.wait()
-        _every.discard(self)
         self._hooks.remove()
         self._shared.stop()
 
@@ -532,42 +527,3 @@ def _await(bucket: Bucket) -> None:
     bucket.await_value()
     if bucket.error is not None:
         raise bucket.error
-
-
-_every: WeakSet[AverageSteps] = WeakSet()
-"""All of this process."""
-_open_calls = 0
-"""How many calls of torch.autograd.backward there are, without those inside one."""
-_calling = threading.Lock()
-
-
-@functools.lru_cache(maxsize=None)
-def finish_after_backward() -> None:
-    """Has passes end when torch.autograd.backward ends, which Tensor.backward calls. torch's engine
-    has callbacks for the end of a pass, but those of a pass inside a pass, as reentrant checkpoints
-    make one, come too early, and nothing tells such a pass.
-
-    Where `backward` raises, the pass stays open: the script's next one goes on with it.
-    """
-    backward = torch.autograd.backward
-
-    @functools.partial(torch._disable_dynamo, recursive=False)
-    @functools.wraps(backward)
-    def call_and_finish(*arguments: Any, **more: Any) -> Any:
-        global _open_calls
-        if torch._C._current_graph_task_id() != -1:
-            return backward(*arguments, **more)
-        with _calling:
-            _open_calls += 1
-        try:
-            result = backward(*arguments, **more)
-        finally:
-            with _calling:
-                _open_calls -= 1
-                is_last = not _open_calls
-        if is_last:
-            for steps in sorted(_every, key=lambda one: one.number):  # alike on all workers
-                steps.finish()
-        return result
-
-    torch.autograd.backward = call_and_finish

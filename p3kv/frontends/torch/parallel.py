@@ -315,6 +315,8 @@ class _Attached:
             modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules), optimizer, buffers
         )
         attached._passes = Passes()
+        if isinstance(attached._steps, ServerSteps):
+            attached._steps.passes = attached._passes
         for model in models:
             self._of[model].append(ref(attached))
 

@@ -1,8 +1,16 @@
-"""Which backward passes' gradients may leave at once, where a script does not say so."""
+"""Which backward passes' gradients may leave at once, where a script does not say so; and when a
+pass has ended."""
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Tuple
+import functools
+import threading
+from typing import Any, Dict, FrozenSet, List, Set, Tuple
+from weakref import WeakSet
+
+import torch
+
+from p3kv.frontends.torch.steps import CommonSteps
 
 Kind = FrozenSet[Tuple[Tuple[int, bool], bool]]
 """What shows of a backward pass when the models are called before it: which, whether a model's
@@ -30,6 +38,9 @@ class Passes:
         self._kind: Kind = frozenset()
         self._has_begun = False
         """Whether the pass that belongs to these calls has begun."""
+        self._is_open = self._has_ended = False
+        """Whether gradients have come since a `backward` ended, and whether one has since then."""
+        self._in_parts: Set[Kind] = set()
         self._since_step: List[Kind] = []
         """The passes since the last step, but those in `no_sync`."""
         self._is_last: Dict[Kind, bool] = {}
@@ -42,7 +53,7 @@ class Passes:
         that is trained. `syncs`: the call is in no `no_sync`. Returns whether gradients of the pass
         may add up with others."""
         if self._has_begun:
-            self._has_begun = False
+            self._has_begun = self._has_ended = False
             self._calls = {}
             self.syncs = True
         call = model, is_fed
@@ -54,11 +65,21 @@ class Passes:
 
     def reached(self) -> bool:
         """A gradient is complete; returns whether it leaves."""
+        self._is_open = True
         if not self._has_begun:
             self._has_begun = True
             if self.syncs:
                 self._since_step.append(self._kind)
         return self.leaves
+
+    def ended(self) -> bool:
+        """`backward` has ended; returns whether no more gradients come before the step."""
+        if not self._is_open:
+            return False
+        if self._has_ended:
+            self._in_parts.add(self._kind)
+        self._is_open, self._has_ended = False, True
+        return self.leaves and self._kind not in self._in_parts
 
     def step_ends(self) -> None:
         """The optimizer has made a step."""
@@ -68,3 +89,54 @@ class Passes:
             self._is_last.setdefault(last, True)
             self._is_last.update((kind, False) for kind in others)
         self._since_step = []
+
+
+_every: WeakSet[CommonSteps] = WeakSet()
+"""All of this process."""
+_open_calls = 0
+"""How many calls of torch.autograd.backward there are, without those inside one."""
+_calling = threading.Lock()
+
+
+def finish_after_backward(steps: CommonSteps) -> None:
+    """Has `steps.finish` be called when backward passes have ended, whosever they are. Several wait
+    for each other's in the same order on all workers."""
+    _watch_backward()
+    _every.add(steps)
+
+
+def is_in_backward() -> bool:
+    """Whether torch.autograd.backward is under way."""
+    return _open_calls > 0
+
+
+@functools.lru_cache(maxsize=None)
+def _watch_backward() -> None:
+    """Has passes end when torch.autograd.backward ends, which Tensor.backward calls. torch's engine
+    has callbacks for the end of a pass, but those of a pass inside a pass, as reentrant checkpoints
+    make one, come too early, and nothing tells such a pass.
+
+    Where `backward` raises, the pass stays open: the script's next one goes on with it.
+    """
+    backward = torch.autograd.backward
+
+    @functools.partial(torch._disable_dynamo, recursive=False)
+    @functools.wraps(backward)
+    def call_and_finish(*arguments: Any, **more: Any) -> Any:
+        global _open_calls
+        if torch._C._current_graph_task_id() != -1:
+            return backward(*arguments, **more)
+        with _calling:
+            _open_calls += 1
+        try:
+            result = backward(*arguments, **more)
+        finally:
+            with _calling:
+                _open_calls -= 1
+                is_last = not _open_calls
+        if is_last:
+            for one in sorted(_every, key=lambda one: one.number):
+                one.finish()
+        return result
+
+    torch.autograd.backward = call_and_finish

@@ -13,12 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.averages import (
-    AverageSteps,
-    Gradients,
-    check_sums,
-    finish_after_backward,
-)
+from p3kv.frontends.torch.averages import AverageSteps, Gradients, check_sums
 from p3kv.frontends.torch.clipping import NOT_FINITE, Clipping, LateNorm, LateOverflow
 from p3kv.frontends.torch.exchange import refuse_second
 from p3kv.frontends.torch.hooks import Hooks
@@ -33,6 +28,7 @@ from p3kv.frontends.torch.optimizers.states import (
     rounded,
     unrounded,
 )
+from p3kv.frontends.torch.passes import Passes, finish_after_backward
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.script_marks import waited
@@ -145,10 +141,12 @@ class ServerSteps(CommonSteps):
         if self._gives_way:
             self._pushes.checks.new_optimizer(self._script_optimizer, None)
             self._undecided = Gradients(worker, own, shared.every)
-            finish_after_backward()
         else:
             shared.resuming.set_optimizer(self._script_optimizer)
         self._hooks = Hooks(shared.buckets, self._ready)
+        self.passes: Optional[Passes] = None
+        """Where the script takes gradients for means: tells when no more come before a step."""
+        finish_after_backward(self)
         self._unscaled = ServerSteps.scaled
         """That number when gradients were known to be of no scaled loss."""
         self._unscaling: Optional[Unscaling] = None
@@ -297,13 +295,10 @@ class ServerSteps(CommonSteps):
             return "it is of an earlier step than the last one"
         if isinstance(own, Past) and not own.is_as_it_was:
             return "the script has changed it since the step"
-        if isinstance(own, Leaving) and not self._all_left:
+        if isinstance(own, Leaving):
             if not self._clipping.is_known:
                 return "gradients of the first step leave in step"
-            self._check_seen()
-            self._begin()
-            self._exchange.push_remaining(self._shared.buckets)
-            self._all_left = True
+            self._have_all_leave()
         if own.in_step and (weight.leaving is None or weight.leaving.gradient is not own.gradient):
             return "the script has replaced it"
         self._exchange.asleep.settle()
@@ -331,6 +326,24 @@ class ServerSteps(CommonSteps):
             if not bucket.is_alone:
                 self._means[id(bucket)] = key.round, mean, lacking
         return mean, lacking
+
+    def _have_all_leave(self) -> None:
+        """No more gradients come before the step."""
+        if not self._all_left:
+            self._check_seen()
+            self._begin()
+            self._exchange.push_remaining(self._shared.buckets)
+            self._all_left = True
+
+    def finish(self) -> None:
+        """A backward pass has ended. Other workers may wait for the means before this one is in
+        `step`, and this one for them."""
+        if self.passes is None or vars(self._optimizer)["_steps"] is not self:
+            return
+        ends = self.passes.ended() and self._clipping.is_known and not self._own.waits_for_cut
+        stays = self._exchange.leaves_out or all(one.pushed for one in self._shared.buckets)
+        if ends and not stays:
+            self._have_all_leave()
 
     def give_way_if_changed(self) -> None:
         """Has workers update the weights from now on, where the script has written to one since the

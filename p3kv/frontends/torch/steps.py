@@ -183,6 +183,8 @@ class CommonSteps(Steps):
     ) -> None:
         super().__init__(model, optimizer)
         self._own, self._worker = own, worker
+        self.number = own.number
+        """In the order in which each worker makes its optimizers."""
         self._pace = Pace(worker)
         self._weighs = False
         """Whether the script has weighed steps."""
@@ -190,6 +192,10 @@ class CommonSteps(Steps):
         """Who takes part, where the script has told of an epoch."""
         self._joined: Optional[How] = None
         """Of an epoch in which workers may have different numbers of batches."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """A backward pass has ended, of these or of other steps."""
 
     def shares(self) -> List[float]:
         return self._pace.shares()
