@@ -1,7 +1,8 @@
 """Scripts for DistributedDataParallel as they are: how long a step takes with it and with p3kv.ddp.
 
 Each script of `experiments.as_it_is` trains in its large size on two hosts: on links without a
-limit, and on links that take as long for DDP's bytes as its step takes without one (M/C = 1).
+limit, and on links that take as long for DDP's bytes as its step takes without one (M/C = 1). There
+a step has a least time, whatever the store (`as_it_is_bound.py`).
 
 python -m experiments.as_it_is_times
 """
@@ -17,6 +18,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from experiments import as_it_is_bound
 from experiments.as_it_is import __main__ as scripts
 from experiments.campaign import options, turns
 from experiments.campaign.records import Records
@@ -29,9 +31,9 @@ _ABOUT = {
     "hosts with a rank and a server each; DDP has gloo and the buckets that scripts give it",
     "computation": "beside the small real one, emulated by timed waits of each layer in both "
     "passes, the same with both, so that this machine's cores serve the network",
-    "units": "step_s: quartiles of rank 0's steps, without the first ten; sent_bytes: of its host "
-    "in a step; rate_mbit_s: each link, each direction, where M/C = 1; differs: losses, of their "
-    "size",
+    "units": "step_s, sent_bytes: means of rank 0's steps and of what its host sends in them, "
+    "without the first ten; quartiles_s: of its steps; rate_mbit_s: each link, each direction, "
+    "where M/C = 1; bound_s: no order of sending is faster there; differs: losses, of their size",
 }
 
 
@@ -54,13 +56,22 @@ def run(case: Case) -> Dict[str, Any]:
             if one.code:
                 raise RuntimeError(f"{case.script} fails with {name}: {one.error}")
         found[links] = {
-            "step_s": {name: _quartiles(one) for name, one in done.items()},
+            "step_s": {name: round(one.step[0], 4) for name, one in done.items()},
+            "quartiles_s": {name: _quartiles(one) for name, one in done.items()},
             "sent_bytes": {name: round(one.step[1]) for name, one in done.items()},
             "differs": scripts.difference(done["ddp"].losses, done["p3kv"].losses),
         }
         if rate_mbit_s is None:
             rate_mbit_s = round(done["ddp"].balanced_mbit_s, 1)
-    return {**found, "ways": done["p3kv"].ways, "rate_mbit_s": rate_mbit_s}
+    assert rate_mbit_s is not None
+    ways, compute_s = done["p3kv"].ways, min(found["without_limit"]["step_s"].values())
+    found["bound_s"] = round(
+        as_it_is_bound.bound_s(
+            as_it_is_bound.events_of(case.script), compute_s, scripts.RANKS, rate_mbit_s * 1e6,
+            by_servers="workers" not in ways,
+        ), 4
+    )  # fmt: skip
+    return {**found, "ways": ways, "rate_mbit_s": rate_mbit_s}
 
 
 def _quartiles(one: scripts.Run) -> List[float]:
@@ -76,8 +87,10 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
         row = {"script": script, "ways": of[-1]["ways"], "repetitions": len(of)}
         for links in _LINKS.values():
             steps = [run[links]["step_s"] for run in of]
-            speed_ups = [step["ddp"][1] / step["p3kv"][1] for step in steps]
+            speed_ups = [step["ddp"] / step["p3kv"] for step in steps]
             row[links] = curves.Spread.of(speed_ups).rounded(3)
+        most = [run["balanced"]["step_s"]["ddp"] / run["bound_s"] for run in of]
+        row["most"] = round(statistics.median(most), 3)
         row["differs"] = max(run[links]["differs"] for run in of for links in _LINKS.values())
         rows.append(row)
     return sorted(rows, key=lambda row: ("workers" in row["ways"], row["script"]))
@@ -92,13 +105,14 @@ def table_text(table: Sequence[Mapping[str, Any]]) -> str:
             f"{row[links]['high']:.2f})"
             for name, links in _LINKS.items()
         )
-        + f", losses differ by {row['differs']:.0e}, {row['repetitions']} times"
+        + f" of at most {row['most']:.2f}, losses differ by {row['differs']:.0e}, "
+        f"{row['repetitions']} times"
         for row in table
     )
 
 
 def draw(table: Sequence[Mapping[str, Any]]) -> Figure:
-    """A bar for each script and kind of links."""
+    """A bar for each script and kind of links; a line where no store can be faster."""
     output.style()
     figure, axes = plt.subplots(2, 1, figsize=(9, 6.5), sharex=True)
     colours = {"servers": output.COLOURS["p3"], "workers": output.COLOURS["baseline"]}
@@ -107,7 +121,9 @@ def draw(table: Sequence[Mapping[str, Any]]) -> Figure:
             spread, way = row[links], "workers" if "workers" in row["ways"] else "servers"
             ends = [[spread["median"] - spread["low"]], [spread["high"] - spread["median"]]]
             bar = axis.bar(at, spread["median"], color=colours[way], yerr=ends)
-            axis.bar_label(bar, [f"{spread['median']:.2f}"], fontsize=7, padding=3)
+            axis.bar_label(bar, [f"{spread['median']:.2f}"], fontsize=7, label_type="center")
+            if links == "balanced":
+                axis.hlines(row["most"], at - 0.45, at + 0.45, color="black")
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set_ylabel("times as fast as DDP")
         axis.set_title(f"links: {name}", fontsize=9)
@@ -115,7 +131,10 @@ def draw(table: Sequence[Mapping[str, Any]]) -> Figure:
     axes[-1].set_xticks(range(len(table)), [row["script"] for row in table], rotation=60)
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
     axes[1].legend(handles, [f"{way} update" for way in colours], fontsize=8)
-    said = f"Computation is {_ABOUT['computation']}. Lines at the bars: all repetitions."
+    said = (
+        f"Computation is {_ABOUT['computation']}. Lines at the bars: all repetitions. Black: no "
+        "order of sending is faster."
+    )
     figure.supxlabel("\n".join(textwrap.wrap(said, 130)), fontsize=7, color="#555555")
     return figure
 
