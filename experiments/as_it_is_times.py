@@ -2,7 +2,7 @@
 
 Each script of `experiments.as_it_is` trains in its large size on two hosts: on links without a
 limit, and on links that take as long for DDP's bytes as its step takes without one (M/C = 1). There
-a step has a least time, whatever the store (`as_it_is_bound.py`).
+a step has a least time, whatever the store (`as_it_is/bound.py`).
 
 python -m experiments.as_it_is_times
 """
@@ -18,8 +18,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from experiments import as_it_is_bound
 from experiments.as_it_is import __main__ as scripts
+from experiments.as_it_is import bound
 from experiments.campaign import options, turns
 from experiments.campaign.records import Records
 from experiments.drawing import curves, output
@@ -66,8 +66,8 @@ def run(case: Case) -> Dict[str, Any]:
     assert rate_mbit_s is not None
     ways, compute_s = done["p3kv"].ways, min(found["without_limit"]["step_s"].values())
     found["bound_s"] = round(
-        as_it_is_bound.bound_s(
-            as_it_is_bound.events_of(case.script), compute_s, scripts.RANKS, rate_mbit_s * 1e6,
+        bound.bound_s(
+            bound.events_of(case.script), compute_s, scripts.RANKS, rate_mbit_s * 1e6,
             by_servers="workers" not in ways,
         ), 4
     )  # fmt: skip

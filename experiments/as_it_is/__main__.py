@@ -27,8 +27,8 @@ HERE = Path(__file__).parent
 RANKS = 2
 STARTS_ITSELF = ("spawned",)
 """Scripts that start their ranks themselves."""
-SIZES = "sizes"
-"""What scripts share: how large their models are."""
+_NO_SCRIPTS = ("sizes", "bound")
+"""What is beside them: how large their models are, and how fast they can be."""
 NEEDS = {
     "accelerated": ("accelerate",),
     "lit": ("lightning",),
@@ -112,7 +112,7 @@ class Run(NamedTuple):
 def script_names() -> List[str]:
     """All of this folder."""
     names = {path.stem for path in HERE.glob("*.py") if not path.stem.startswith("__")}
-    return sorted(names - {SIZES})
+    return sorted(names - {*_NO_SCRIPTS})
 
 
 def run(script: Path, modules: Sequence[str]) -> Run:

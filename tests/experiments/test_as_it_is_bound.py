@@ -6,7 +6,7 @@ from typing import List
 
 import pytest
 
-from experiments.as_it_is_bound import GRADIENT, NORM, READ, Event, bound_s
+from experiments.as_it_is.bound import GRADIENT, NORM, READ, Event, bound_s
 from p3kv.report.forecast.bound import ideal_fifo_s, lower_bound_s, wire_time_s
 
 SIZES = [400_000, 100_000, 1_000_000, 50_000]

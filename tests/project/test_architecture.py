@@ -82,7 +82,7 @@ COMPOSITION_ROOT = "p3kv.processes.roles"
 one this process is."""
 
 FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
-    "experiments.as_it_is": {"experiments.cluster"},
+    "experiments.as_it_is": {"experiments.cluster", "p3kv.report.forecast"},
     "experiments.cluster": set(),
     "experiments.models": {"p3kv.report.forecast", "p3kv.frontends.mxnet"},
     "experiments.emulation": {

@@ -1,6 +1,6 @@
 """The least time that a step of a script for DistributedDataParallel can take, whatever the store.
 
-torchrun ... -m experiments.as_it_is_bound SCRIPT: what a step of a script in its large size reads
+torchrun ... -m experiments.as_it_is.bound SCRIPT: what a step of a script in its large size reads
 and computes, as JSON: [[kind, parameter, bytes, seconds], ...]
 """
 
