@@ -340,9 +340,9 @@ class ServerSteps(CommonSteps):
         `step`, and this one for them."""
         if self.passes is None or vars(self._optimizer)["_steps"] is not self:
             return
-        ends = self.passes.ended() and self._clipping.is_known and not self._own.waits_for_cut
-        stays = self._exchange.leaves_out or all(one.pushed for one in self._shared.buckets)
-        if ends and not stays:
+        stays = not self._clipping.is_known or self._own.waits_for_cut or self._exchange.leaves_out
+        ends = self.passes.ended() and not stays
+        if ends and not all(bucket.pushed for bucket in self._shared.buckets):
             self._have_all_leave()
 
     def give_way_if_changed(self) -> None:

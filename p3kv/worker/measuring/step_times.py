@@ -425,13 +425,14 @@ class StepTimes:
         most_forward_s = min(most_s)
         binding = most_s.index(most_forward_s)
         missing_s = max(usable_s) - begin_s
-        # What a pass allows that has waited for later layers, too, is more than it took.
-        waited_later = any(
-            usable > usable_s[binding] + most_forward_s * (left_s[binding] - left) / all_left_s
-            for usable, left in zip(usable_s[:binding], left_s)
-        )
-        if spread and missing_s > 0 and (waited_later or most_forward_s >= backward_s):
-            most_forward_s = min(most_forward_s, _FORWARD * backward_s)
+        if spread and missing_s > 0:
+            # What a pass allows that has waited for later layers, too, is more than it took.
+            waited_later = any(
+                usable > usable_s[binding] + most_forward_s * (left_s[binding] - left) / all_left_s
+                for usable, left in zip(usable_s[:binding], left_s)
+            )
+            if waited_later or most_forward_s >= backward_s:
+                most_forward_s = min(most_forward_s, _FORWARD * backward_s)
         self._forwards_s.append(most_forward_s)
         self._backwards_s.append(backward_s)
         self.forward_s = _low(self._forwards_s)
