@@ -19,13 +19,13 @@ Losses = Dict[Tuple[int, int], float]
 """By rank and step."""
 
 
-def losses(script: Path, *modules: str, args: Sequence[str] = ()) -> Losses:
+def losses(script: Path, *modules: str, args: Sequence[str] = (), **settings: object) -> Losses:
     """What a script's ranks print that torchrun starts, in these modules' hands."""
     command = [
         str(PYTHON), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
         *modules, str(script), *args,
     ]  # fmt: skip
-    return said(run_with_gloo(command, environment(P3KV_SECRET=""), JOB_S))
+    return said(run_with_gloo(command, environment(P3KV_SECRET="", **settings), JOB_S))
 
 
 def launched(script: str, *checks: str, servers: int = 2, **settings: str) -> JobResult:
@@ -135,13 +135,18 @@ def test_models_in_torch_s_wrapper_train_as_in_one_process() -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [(), ("clips",), ("adds", "first"), ("first", "unused"), ("first", "parts")]
+    "how",
+    [(), ("clips",), ("adds", "first"), ("first", "unused"), ("first", "parts"), ("first", "two")],
 )
-def test_gradients_that_a_script_logs_late_are_those_of_torch_s_own(how: Tuple[str, ...]) -> None:
+def test_gradients_that_a_script_logs_late_are_those_of_torch_s_own(
+    how: Tuple[str, ...], tmp_path: Path
+) -> None:
     """Norms and histograms before step and after it, of servers' means; also by one rank alone,
-    while the others wait for it before they step, in steps without some gradients."""
+    while the others wait for it before they step, in steps without some gradients, and of a second
+    optimizer where a checkpoint may follow."""
     script = SCRIPTS / "torch_logged.py"
-    expected, found = losses(script, args=how), losses(script, "-m", "p3kv.ddp", args=how)
+    saves = {"P3KV_CHECKPOINT_DIR": tmp_path, "P3KV_CHECKPOINT_EVERY": 2} if "two" in how else {}
+    expected, found = losses(script, args=how), losses(script, "-m", "p3kv.ddp", args=how, **saves)
     assert len(expected) > 2 * 60 + 10 * 6
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
 

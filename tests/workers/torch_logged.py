@@ -1,7 +1,7 @@
 """A script for DistributedDataParallel that logs gradients now and then, for the first time after
 its first step: it prints their norms beside the losses. With `unused`, some steps have no gradient
-of one layer; with `parts`, that layer has a backward pass of its own; with both, workers add up a
-number before `step`."""
+of one layer; with `parts`, that layer has a backward pass of its own; with `two`, two models are
+trained in turn; with any of them, workers add up a number before `step`."""
 
 import json
 import os
@@ -33,12 +33,15 @@ def main() -> None:
     rank = dist.get_rank()
     torch.manual_seed(3)
     clips, adds, by_first = ("clips" in sys.argv, "adds" in sys.argv, "first" in sys.argv)
-    unused, parts = "unused" in sys.argv, "parts" in sys.argv
-    model = Model(nn.Linear(8, 600), nn.Tanh(), nn.Linear(600, 500), nn.Linear(500, 8))
-    wrapped = DDP(model, find_unused_parameters=unused)
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
+    unused, parts, two = "unused" in sys.argv, "parts" in sys.argv, "two" in sys.argv
+    trained = []
+    for _ in range(1 + two):
+        model = Model(nn.Linear(8, 600), nn.Tanh(), nn.Linear(600, 500), nn.Linear(500, 8))
+        wrapped = DDP(model, find_unused_parameters=unused)
+        trained.append((model, wrapped, torch.optim.AdamW(wrapped.parameters(), lr=1e-3)))
     histogram: List[Any] = []
     for step in range(60):
+        model, wrapped, optimizer = trained[step % len(trained)]
         for last in (False, True) if adds else (True,):
             with nullcontext() if last else wrapped.no_sync():
                 x = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
@@ -47,11 +50,11 @@ def main() -> None:
                 loss = sum(losses, torch.zeros(()))
                 for one in losses if parts else [loss]:
                     one.backward()
-        logs = (rank == 0 or not by_first) and step % 3 == 1
+        logs = (rank == 0 or not by_first) and step % 3 == 1 and step >= len(trained)
         norms = []
         if logs and step % 2:
             norms = [p.grad.norm().item() for p in wrapped.parameters() if p.grad is not None]
-        if unused or parts:
+        if unused or parts or two:
             dist.all_reduce(loss.detach().clone())
         if clips:
             nn.utils.clip_grad_norm_(wrapped.parameters(), 0.05)

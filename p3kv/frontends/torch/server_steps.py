@@ -75,6 +75,8 @@ class ServerSteps(CommonSteps):
     """How many losses GradScalers of this process have scaled."""
     moving = 0
     """How many modules are moved or converted now, and their gradients with them."""
+    made = 0
+    """How many steps all of this process have made."""
 
     def __init__(
         self,
@@ -157,6 +159,11 @@ class ServerSteps(CommonSteps):
         """Of a step that this worker has made absent, until the scaler knows of it."""
         self._has_left = False
         """Whether gradients of a step have left, and it has not ended."""
+        self._made_then = 0
+        """`ServerSteps.made` when the newest gradient came."""
+        self._steps_next = True
+        """Whether no other optimizer has stepped between this one's passes and its steps, and so
+        each step may begin before the script says so, also where a checkpoint may be due."""
         if self._expects_means or self.may_change:
             self._exchange.on_use = WeakMethod(self._used)
         self._beginning = threading.Lock()
@@ -177,6 +184,7 @@ class ServerSteps(CommonSteps):
         if parameter.grad is None or self._exchange.leaves_out:
             return
         syncs = self._syncs()
+        self._made_then = ServerSteps.made
         bucket, weight = self._of[id(parameter)]
         end_past(parameter.grad)
         if self._undecided is not None and not self._settings_then:
@@ -340,7 +348,8 @@ class ServerSteps(CommonSteps):
         `step`, and this one for them."""
         if self.passes is None or vars(self._optimizer)["_steps"] is not self:
             return
-        stays = not self._clipping.is_known or self._own.waits_for_cut or self._exchange.leaves_out
+        waits = self._own.waits_for_cut and not self._steps_next
+        stays = not self._clipping.is_known or waits or self._exchange.leaves_out
         ends = self.passes.ended() and not stays
         if ends and not all(bucket.pushed for bucket in self._shared.buckets):
             self._have_all_leave()
@@ -497,6 +506,8 @@ class ServerSteps(CommonSteps):
         """`is_absent`: this worker has no batch, and so no gradient."""
         self._check_groups()
         self._check_seen()
+        self._steps_next &= self._made_then == ServerSteps.made
+        ServerSteps.made += 1
         self._begin(is_absent)
         self._exchange.push_remaining(self._shared.buckets)
         if is_absent:
