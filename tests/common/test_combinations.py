@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from string import Formatter
 from typing import Any, Dict, Tuple
 
 import pytest
 
 from p3kv.common.combinations import TABLE, Combination, Feature
+from p3kv.common.words import Words
+from p3kv.frontends.mxnet.front_end import MXNet
+from p3kv.frontends.torch.front_end import Torch
 from p3kv.scheduler.agreement import sums_on_hosts
 from p3kv.wire.messages import JobSettings
 from tests.jobs import SUMS_ONLY, run_job
@@ -83,6 +88,17 @@ def test_each_combination_is_refused_or_told_in_the_log(
 
 def test_nothing_is_refused_that_is_not_in_the_table(seen: Tuple[Dict[str, Any], str]) -> None:
     assert seen[0].keys() == {names(entry) for entry in IN_MXNET if entry.error is not None}
+
+
+@pytest.mark.parametrize("spoken", [MXNet.words, Torch.words], ids=["mxnet", "torch"])
+def test_advice_is_whole_in_the_words_of_each_front_end(spoken: Words) -> None:
+    only_mxnet = {
+        "set_optimizer", "workers_update", "declare_key", "clip_on_workers", "later_engine",
+    }  # fmt: skip
+    for entry in TABLE:
+        needed = {name for _, name, _, _ in Formatter().parse(entry.instead) if name}
+        if spoken is MXNet.words or not needed & only_mxnet:
+            assert all(asdict(spoken)[name] for name in needed), entry
 
 
 @pytest.mark.parametrize(

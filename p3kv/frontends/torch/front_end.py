@@ -52,6 +52,7 @@ class Torch(FrontEnd):
         first_use="p3kv.torch.Optimizer",
         same_names="make the optimizer with the same parameters in the same order",
         synchronous="use the consistency bulk_synchronous",
+        servers_update="let the servers update: P3KV_UPDATES=servers, or updates='servers'",
         clip_own="opt.clip_grad_norm_",
         synchronise="opt.synchronize",
         own="DDP",
