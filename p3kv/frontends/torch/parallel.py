@@ -261,18 +261,17 @@ class _Attached:
         self._made = [one for one in self._made if one() is not None]
         found: List[torch.optim.Optimizer] = []
         taken: Set[int] = set()
+        made = [reference() for reference in self._made]
+        inside = {id(getattr(one, "optim", None)) for one in made if _keeps_parts(one)}
         for reference in reversed(self._made):
             optimizer = reference()
+            if id(optimizer) in inside:  # a ZeroRedundancyOptimizer steps it
+                continue
             own = {id(one) for one in parameters_of(optimizer)} if optimizer is not None else set()
             if optimizer is None or not own & {*model_of}:
                 continue
             if isinstance(optimizer, Optimizer) and not isinstance(optimizer, WrappedOptimizer):
                 raise NotSupportedError(MADE_TWICE)
-            if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
-                raise NotSupportedError(
-                    "ZeroRedundancyOptimizer has each worker keep a part of the optimizer's "
-                    "states, and servers do so anyway: write the class that is inside"
-                )
             if own & taken:
                 for others in self._of.values():
                     others[:] = [one for one in others if one is not reference]
@@ -496,3 +495,8 @@ def _refuse_unattached(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             "and p3kv is not attached to it: another optimizer that was made later has them, or it "
             "was made after the last forward pass"
         )
+
+
+def _keeps_parts(optimizer: Optional[torch.optim.Optimizer]) -> bool:
+    """Whether each worker updates a part of the parameters by it, and then sends them to all."""
+    return any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__)
