@@ -33,6 +33,8 @@ class ClippedSteps:
         self.drops_nonfinite = self.has_votes = False
         """Whether a step without a finite norm is dropped, and whether each worker votes, by
         `vote`: if any votes for it, the step is dropped."""
+        self.drops = False
+        """Whether all workers drop the step that ends next."""
         self.number = 0
         """How many steps were clipped."""
         self._inside = False
@@ -116,7 +118,7 @@ class ClippedSteps:
         assert self.max_norm is not None
         clipped = ClippedStep(
             self._own.number, self.number, self._step, self.max_norm, self._elems, self.epsilon,
-            self.factor, self.drops_nonfinite, self.has_votes,
+            self.factor, self.drops_nonfinite, self.has_votes, self.drops,
         )  # fmt: skip
         self._step, self._keys, self._elems = 0, set(), {}
         self._own.end_clipped_step(clipped)

@@ -41,6 +41,8 @@ class ClippedStep(NamedTuple):
     """Whether the step is dropped if the norm is not finite."""
     has_votes: bool = False
     """Whether each worker votes on it."""
+    drops: bool = False
+    """Whether it is dropped whatever its norm is: all workers' scripts say so."""
 
 
 class _Waiting:
@@ -149,7 +151,7 @@ class GlobalNorms:
         clipped, norm = waiting.clipped, waiting.norm
         if norm is None:
             return
-        is_dropped = clipped.drops_nonfinite and not math.isfinite(norm)
+        is_dropped = clipped.drops or (clipped.drops_nonfinite and not math.isfinite(norm))
         if clipped.has_votes:
             voted = self._votes.pop((clipped.store, clipped.number), None)
             if voted is None:  # a script may wait for the norm before it votes

@@ -122,6 +122,15 @@ def test_a_script_s_scaler_is_as_with_torch_s_own() -> None:
         assert found[rank, step] == near, (rank, step)
 
 
+def test_passes_that_add_up_from_a_later_step_on_have_workers_update_held_steps() -> None:
+    """As after a warm-up, by clipping and by a scaler; also where a batch is left out after its
+    backward pass."""
+    script = SCRIPTS / "torch_warmed.py"
+    expected, found = losses(script), losses(script, "-m", "p3kv.ddp")
+    assert len(expected) == 2 * 4 * 60
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_models_in_torch_s_wrapper_train_as_in_one_process() -> None:
     """Optimizers from before and after, several of one model; gradients that add up, by `no_sync`
     and without; losses that reach other models; clipping, buffers, and what is refused."""

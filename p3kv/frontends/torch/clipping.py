@@ -149,6 +149,19 @@ class Clipping:
         self.factors.append(factor)
         self._outcomes.append(overflow)
 
+    @property
+    def can_drop(self) -> bool:
+        """Whether servers hold this step, and nothing is said of what becomes of it."""
+        return self._steps.clips and not (self._is_clipped or self._has_said or self.factors)
+
+    def drop(self) -> None:
+        """Has servers drop the step, all gradients of which have left, as all workers say. There
+        is none after it."""
+        self._steps.drops = True
+        self._end(math.inf)
+        if self._steps.has_votes:
+            self._steps.vote(True)
+
     def end_step(self) -> None:
         """To be called when all gradients of a step have left, held or not."""
         steps = self._steps

@@ -196,7 +196,8 @@ class ServerSteps(CommonSteps):
                 self._see(bucket, weight)
             return
         if bucket.pushed or weight.leaving is not None:
-            steps = self._decided("the script makes several backward passes", False)
+            why = "the script makes several backward passes"
+            steps = self._decided(why, False) or self._taken_back(why)
             if steps is not None:
                 steps.ready(parameter)
                 return
@@ -366,11 +367,39 @@ class ServerSteps(CommonSteps):
             why = "the script writes to weights"
         else:
             return
+        self._given_way(why)
+
+    def _given_way(self, why: str) -> AverageSteps:
+        """What makes steps from now on, between two of them: workers update the weights."""
         self._shared.check()
         steps = AverageSteps.renewed(self, self._shared, self._syncs)
         self._optimizer.state = rounded(self._optimizer.state)
         self._give_way(steps)
         steps.say_why(why)
+        return steps
+
+    def _taken_back(self, why: str) -> Optional[AverageSteps]:
+        """Has workers update the weights of models in DistributedDataParallel from this step on,
+        of which gradients have left too early, if servers still hold it: they drop what has left.
+        Returns what makes steps from now on, and None where that can't be. All workers find the
+        same."""
+        is_held = self._clipping.can_drop and self.passes is not None
+        if not (self._gives_way and is_held) or self._joined is not None:
+            return None
+        with torch._C.DisableTorchFunctionSubclass():
+            for _, weight in self._of.values():
+                self._unsee(weight)
+                if weight.leaving is not None:
+                    weight.leaving.is_dropped()
+                    weight.leaving = None
+            self._exchange.push_remaining([one for one in self._shared.buckets if not one.pushed])
+            self._clipping.drop()
+            for bucket in self._shared.buckets:
+                if bucket.pushed:
+                    bucket.await_dropped()
+            self._exchange.end_step()
+        self._has_left = False
+        return self._given_way(why)
 
     def check_added(self, parameters: Any) -> None:
         if not self._gives_way or self._undecided is not None:

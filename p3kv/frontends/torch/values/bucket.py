@@ -368,6 +368,15 @@ class Bucket(Arriving):
         for one in leaving:
             one.step_ends()
 
+    def await_dropped(self) -> None:
+        """Ends a step that servers drop: the value that comes is the one before. Raises the job's
+        failure."""
+        self.await_value()
+        if self.error is not None:
+            raise self.error
+        self.is_written = True
+        self.step_ends()
+
     def note_changes(
         self, round_: int, takes: Optional[int], changes: Optional[Future[bool]]
     ) -> None:

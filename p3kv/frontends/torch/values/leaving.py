@@ -145,6 +145,11 @@ class Leaving(Watcher):
         self._is_over = True
         self._back()
 
+    def is_dropped(self) -> None:
+        """Whatever servers get of it does not count, and the script may change it."""
+        self.travels = False
+        self.stays()
+
     def step_ends(self) -> None:
         """The script may change the gradient, once it has left."""
         self.in_step = False
