@@ -584,18 +584,28 @@ def steps_take_closures() -> None:
 
 
 def rates_change_between_backward_and_step() -> None:
-    wrapped = DDP(small())
-    twin = copy.deepcopy(wrapped.module)
-    made, alone = sgd(wrapped), sgd(twin)
-    for step in range(6):
-        made.zero_grad()
-        alone.zero_grad()
-        loss_of(wrapped, batch(step, dist.get_rank())).backward()
-        mean_of(twin, step)
-        for one in (made, alone):
-            one.param_groups[0]["lr"] = 0.02 * (step + 1)
-            one.step()
-    same(wrapped.module, twin)
+    """Before or after the step is clipped, whose norm is read or not."""
+    for clips, reads in ((False, False), (True, False), (True, True)):
+        wrapped = DDP(small())
+        twin = copy.deepcopy(wrapped.module)
+        made, alone = sgd(wrapped), sgd(twin)
+        for step in range(6):
+            made.zero_grad()
+            alone.zero_grad()
+            loss_of(wrapped, batch(step, dist.get_rank())).backward()
+            mean_of(twin, step)
+            norms = [
+                nn.utils.clip_grad_norm_(one.parameters(), 0.05) for one in (wrapped, twin) if clips
+            ]
+            if reads:
+                torch.testing.assert_close(*norms)
+            for one in (made, alone):
+                one.param_groups[0]["lr"] = 0.02 * (step + 1)
+                one.step()
+            if clips:
+                torch.testing.assert_close(*norms)
+        same(wrapped.module, twin)
+        assert made.updates == "workers"
 
 
 def a_step_is_clipped_by_torch_s_function() -> None:

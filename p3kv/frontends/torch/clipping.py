@@ -154,11 +154,21 @@ class Clipping:
         """Whether servers hold this step, and nothing is said of what becomes of it."""
         return self._steps.clips and not (self._is_clipped or self._has_said or self.factors)
 
+    @property
+    def first_max_norm(self) -> Optional[float]:
+        """To what the first step is clipped, which can be dropped still, since workers vote on it;
+        None where there is no such step."""
+        is_first = self._is_clipped and self._votes is None
+        if not is_first or self._has_said or len(self.factors) > 1:
+            return None
+        return self._last[0] / self._workers
+
     def drop(self) -> None:
         """Has servers drop the step, all gradients of which have left, as all workers say. There
         is none after it."""
-        self._steps.drops = True
-        self._end(math.inf)
+        if not self._is_clipped:
+            self._steps.drops = True
+            self._end(math.inf)
         if self._steps.has_votes:
             self._steps.vote(True)
 

@@ -197,7 +197,9 @@ class ServerSteps(CommonSteps):
             return
         if bucket.pushed or weight.leaving is not None:
             why = "the script makes several backward passes"
-            steps = self._decided(why, False) or self._taken_back(why)
+            steps = self._decided(why, False)
+            if steps is None and self._clipping.can_drop and self.passes is not None:
+                steps = self._taken_back(why)
             if steps is not None:
                 steps.ready(parameter)
                 return
@@ -379,12 +381,10 @@ class ServerSteps(CommonSteps):
         return steps
 
     def _taken_back(self, why: str) -> Optional[AverageSteps]:
-        """Has workers update the weights of models in DistributedDataParallel from this step on,
-        of which gradients have left too early, if servers still hold it: they drop what has left.
-        Returns what makes steps from now on, and None where that can't be. All workers find the
-        same."""
-        is_held = self._clipping.can_drop and self.passes is not None
-        if not (self._gives_way and is_held) or self._joined is not None:
+        """Has workers update the weights from this step on, of which gradients have left too
+        early, and which servers hold: they drop what has left. Returns what makes steps from now
+        on, and None where workers can't. All workers find the same."""
+        if not self._gives_way or self._joined is not None:
             return None
         with torch._C.DisableTorchFunctionSubclass():
             for _, weight in self._of.values():
@@ -400,6 +400,21 @@ class ServerSteps(CommonSteps):
             self._exchange.end_step()
         self._has_left = False
         return self._given_way(why)
+
+    def _clipped_before(self) -> Optional[AverageSteps]:
+        """What makes steps from the first one on where the script has clipped it before it set a
+        rate for it; None where it has not."""
+        max_norm, settings = self._clipping.first_max_norm, self._pushes.optimizer
+        if max_norm is None or settings is None or not settings.has_changed():
+            return None
+        leaving = [weight.leaving for _, weight in self._of.values() if weight.leaving is not None]
+        if any(one.factors is not None for one in leaving):  # it is a mean, which others may lack
+            return None
+        steps = self._taken_back("the script changes the optimizer's param_groups before step")
+        if steps is not None:
+            steps.exchange_now()
+            steps.clip(max_norm, False)
+        return steps
 
     def check_added(self, parameters: Any) -> None:
         if not self._gives_way or self._undecided is not None:
@@ -524,7 +539,7 @@ class ServerSteps(CommonSteps):
         steps = vars(self._optimizer)["_steps"]
         if steps is self:
             self._shared.check()
-            steps = self._decided(self._change()) if self.may_change else None
+            steps = self._decided(self._change()) if self.may_change else self._clipped_before()
         if steps is not None:  # since the closure, or from now on
             steps.step(None)
         else:
