@@ -584,8 +584,10 @@ def steps_take_closures() -> None:
 
 
 def rates_change_between_backward_and_step() -> None:
-    """Before or after the step is clipped, whose norm is read or not."""
-    for clips, reads in ((False, False), (True, False), (True, True)):
+    """Before or after the step is clipped, whose norm is read or not; or a gradient is left out."""
+    for clips, reads, leaves_out in (
+        (False, False, False), (True, False, False), (True, True, False), (True, False, True),
+    ):  # fmt: skip
         wrapped = DDP(small())
         twin = copy.deepcopy(wrapped.module)
         made, alone = sgd(wrapped), sgd(twin)
@@ -600,7 +602,10 @@ def rates_change_between_backward_and_step() -> None:
             if reads:
                 torch.testing.assert_close(*norms)
             for one in (made, alone):
-                one.param_groups[0]["lr"] = 0.02 * (step + 1)
+                if leaves_out:
+                    one.param_groups[0]["params"][-1].grad = None
+                else:
+                    one.param_groups[0]["lr"] = 0.02 * (step + 1)
                 one.step()
             if clips:
                 torch.testing.assert_close(*norms)
@@ -684,6 +689,14 @@ def what_it_can_t_train_is_refused() -> None:
     zero = ZeroRedundancyOptimizer(bare.parameters(), torch.optim.SGD, lr=0.1)
     refused("Join([DistributedDataParallel, ZeroRedundancyOptimizer])", Join, [bare, zero])
     del zero
+    late = DDP(small())
+    made = sgd(late)
+    loss_of(late, batch(0, 0)).backward()
+    nn.utils.clip_grad_norm_(late.parameters(), 0.05)
+    for one in late.parameters():
+        one.grad += 1
+    made.param_groups[0]["lr"] = 0.2
+    refused("was changed between backward and step", made.step)
     mixed = small()
     by_hand = p3kv.torch.Optimizer(mixed, sgd(mixed))
     wrapped = DDP(mixed)

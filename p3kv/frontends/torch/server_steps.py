@@ -403,17 +403,28 @@ class ServerSteps(CommonSteps):
 
     def _clipped_before(self) -> Optional[AverageSteps]:
         """What makes steps from the first one on where the script has clipped it before it set a
-        rate for it; None where it has not."""
+        rate for it, or left out a gradient; None where it has done neither."""
         max_norm, settings = self._clipping.first_max_norm, self._pushes.optimizer
-        if max_norm is None or settings is None or not settings.has_changed():
+        if max_norm is None or settings is None:
             return None
-        leaving = [weight.leaving for _, weight in self._of.values() if weight.leaving is not None]
-        if any(one.factors is not None for one in leaving):  # it is a mean, which others may lack
+        every = [(one.parameter, one.leaving) for _, one in self._of.values() if one.leaving]
+        left_out = [(one, leaving.gradient) for one, leaving in every if one.grad is None]
+        if not left_out and not settings.has_changed():
             return None
-        steps = self._taken_back("the script changes the optimizer's param_groups before step")
+        for one, leaving in every:
+            if one.grad is not None:
+                leaving.check(one.grad)
+            if leaving.factors is not None:  # it is a mean, which others may lack
+                return None
+        why = "leaves out gradients" if left_out else "changes the optimizer's param_groups"
+        steps = self._taken_back(f"the script {why} between clipping and step")
         if steps is not None:
+            for one, gradient in left_out:
+                one.grad = gradient
             steps.exchange_now()
             steps.clip(max_norm, False)
+            for one, _ in left_out:
+                one.grad = None
         return steps
 
     def check_added(self, parameters: Any) -> None:
