@@ -1,4 +1,5 @@
-"""A script that starts its ranks itself, as PyTorch's tutorial does."""
+"""A script that starts its ranks itself, as PyTorch's tutorial does; they meet at a port, or where
+an URL says, as those of many older scripts do."""
 
 import json
 import os
@@ -14,8 +15,12 @@ STEPS, RANKS = 50, 2
 
 
 def setup(rank, world_size):
+    where = sys.argv[1] if sys.argv[1:] else "12355"
+    if "://" in where:
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world_size)
+        return
     os.environ["MASTER_ADDR"] = "localhost"
-    os.environ["MASTER_PORT"] = sys.argv[1] if sys.argv[1:] else "12355"
+    os.environ["MASTER_PORT"] = where
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
 
 

@@ -324,7 +324,8 @@ class _Attached:
         sizes = {model.process_group.size() for model in models}
         if max(sizes) > 1 and not this_process.is_worker() and config.trial() is None:
             # A child of the script, which alone knows its rank.
-            take_rank(distributed.get_rank(), distributed.get_world_size())
+            store = distributed.distributed_c10d._get_default_store()
+            take_rank(distributed.get_rank(), distributed.get_world_size(), store)
         if not this_process.joined():
             if config.trial() is not None:
                 return True
