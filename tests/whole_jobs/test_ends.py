@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Dict
 
 import pytest
@@ -69,8 +70,10 @@ def test_a_script_that_ends_well_while_backward_runs_leaves_when_all_is_sent() -
 
 
 @pytest.mark.parametrize("script", ["ends.py", pytest.param("torch_ends.py", marks=NEEDS_TORCH)])
-def test_a_script_that_is_over_while_its_last_step_fails_for_another_says_so(script: str) -> None:
-    ended = run_by_hand(script, "other", 2)
+def test_a_script_that_is_over_while_its_last_step_fails_for_another_says_so(
+    script: str, tmp_path: Path
+) -> None:
+    ended = run_by_hand(script, "other", 2, tmp_path)
     for name, result in ended.items():
         assert result.code == 1, f"{name}: {result.output}"
         assert "ValueError: there is no such label" in result.output, f"{name}: {result.output}"

@@ -1,7 +1,8 @@
 """Worker 1 ends while its gradients are not ready yet, as argument 1 says; worker 0 trains on.
 
 Arguments: how (`raise`, `interrupt`, `exit` with code 3 or `return`), and the steps before it. With
-`other`, worker 1's script is over while its last step waits for worker 0, which fails.
+`other`, worker 1's script is over while its last step waits for worker 0, which fails then; the
+third is a folder in which it says so.
 """
 
 import p3kv  # noqa: F401, I001
@@ -9,6 +10,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from pathlib import Path
 
 import mxnet as mx
 
@@ -41,8 +44,11 @@ for _ in range(steps + (how == "return" or 2 * (store.rank == (how == "other")))
 if how == "other":
     if store.rank == 1:
         print("trained")
+        Path(sys.argv[3], "trained").touch()
         sys.exit()
     mx.nd.waitall()
+    while not Path(sys.argv[3], "trained").exists():
+        time.sleep(0.02)
     raise ValueError("there is no such label")
 if store.rank == 1:
     if how == "raise":
