@@ -57,7 +57,8 @@ class Clipping:
         """Whether this step has been clipped, so that servers know of its end, and whether any
         has."""
         self._votes: Optional[bool] = None
-        """Whether each worker votes on each step; None: in the first step, so it does."""
+        """Whether each worker votes on each step; None: in the first step, so it does, and in the
+        second, in which a rate that is set in each step changes for the first time."""
         self._has_said = self._drops = False
         """Whether the script has said in this step if this worker drops it, and whether it does."""
         self.factors: List[Union[float, LateNorm]] = []
@@ -155,11 +156,11 @@ class Clipping:
         return self._steps.clips and not (self._is_clipped or self._has_said or self.factors)
 
     @property
-    def first_max_norm(self) -> Optional[float]:
-        """To what the first step is clipped, which can be dropped still, since workers vote on it;
-        None where there is no such step."""
-        is_first = self._is_clipped and self._votes is None
-        if not is_first or self._has_said or len(self.factors) > 1:
+    def early_max_norm(self) -> Optional[float]:
+        """To what the step is clipped, if it is one of the first two: it can be dropped still,
+        since workers vote on it."""
+        is_early = self._is_clipped and self._steps.has_votes
+        if not is_early or self._has_said or len(self.factors) > 1:
             return None
         return self._last[0] / self._workers
 
@@ -181,7 +182,9 @@ class Clipping:
             if steps.has_votes:
                 steps.vote(self._drops)
             if self._votes is None:
-                self._votes = steps.has_votes = self._has_said
+                self._votes = self._has_said
+            else:
+                steps.has_votes = self._votes
             while self._late and self._late[0].is_known:
                 self._late.popleft().take()
             for outcome in self._outcomes:

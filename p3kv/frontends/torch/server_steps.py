@@ -402,9 +402,9 @@ class ServerSteps(CommonSteps):
         return self._given_way(why)
 
     def _clipped_before(self) -> Optional[AverageSteps]:
-        """What makes steps from the first one on where the script has clipped it before it set a
-        rate for it, or left out a gradient; None where it has done neither."""
-        max_norm, settings = self._clipping.first_max_norm, self._pushes.optimizer
+        """What makes steps from one of the first two on where the script has clipped it before it
+        set a rate for it, or left out a gradient; None where it has done neither."""
+        max_norm, settings = self._clipping.early_max_norm, self._pushes.optimizer
         if max_norm is None or settings is None:
             return None
         every = [(one.parameter, one.leaving) for _, one in self._of.values() if one.leaving]
