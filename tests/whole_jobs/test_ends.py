@@ -49,7 +49,11 @@ def run_by_hand(script: str, *arguments: object) -> Dict[str, JobResult]:
 
 @pytest.mark.parametrize(
     ("how", "cause"),
-    [("raise", "ValueError: there is no such label"), ("interrupt", "KeyboardInterrupt")],
+    [
+        ("raise", "ValueError: there is no such label"),
+        ("interrupt", "KeyboardInterrupt"),
+        ("interrupt_in_del", "KeyboardInterrupt"),
+    ],
 )
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_script_that_ends_badly_while_backward_runs_ends_its_process_and_the_job(
@@ -58,6 +62,7 @@ def test_a_script_that_ends_badly_while_backward_runs_ends_its_process_and_the_j
     ended = run_by_hand("ends.py", how, steps)
     for name, result in ended.items():
         assert result.code != 0, f"{name}: {result.output}"
+        assert "Exception ignored" not in result.output, f"{name}: {result.output}"
         if name != "worker 1":
             assert f"its script ended with {cause}" in result.output, f"{name}: {result.output}"
 

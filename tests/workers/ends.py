@@ -1,8 +1,8 @@
 """Worker 1 ends while its gradients are not ready yet, as argument 1 says; worker 0 trains on.
 
-Arguments: how (`raise`, `interrupt`, `exit` with code 3 or `return`), and the steps before it. With
-`other`, worker 1's script is over while its last step waits for worker 0, which fails then; the
-third is a folder in which it says so.
+Arguments: how (`raise`, `interrupt`, `interrupt_in_del`, `exit` with code 3 or `return`), and the
+steps before it. With `other`, worker 1's script is over while its last step waits for worker 0,
+which fails then; the third is a folder in which it says so.
 """
 
 import p3kv  # noqa: F401, I001
@@ -31,6 +31,13 @@ def backward(gradient: mx.nd.NDArray) -> None:
     engine.push(start, [], [gradient])
 
 
+class Interrupted:
+    """Gets Ctrl-C while Python frees it."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 how, steps = sys.argv[1], int(sys.argv[2])
 store = mx.kv.create("p3")
 weights = [mx.nd.zeros((40, 50)) for _ in range(3)]
@@ -55,6 +62,8 @@ if store.rank == 1:
         raise ValueError("there is no such label")
     if how == "interrupt":
         os.kill(os.getpid(), signal.SIGINT)
+    if how == "interrupt_in_del":
+        Interrupted()
     if how == "exit":
         sys.exit(3)
 mx.nd.waitall()

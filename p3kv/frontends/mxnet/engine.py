@@ -142,8 +142,10 @@ def push(
 
 
 def hold_back_interrupts() -> None:
-    """Has Ctrl-C raise KeyboardInterrupt when `push` is over. In what the engine calls nobody could
-    catch it, and the operation would never be completed. Leaves a script's own handler alone."""
+    """Raise KeyboardInterrupt by Ctrl-C where it isn't lost. In what the engine calls nobody could
+    catch it, and the operation would never be completed, so it waits until `push` is over. Python
+    prints and drops what is raised in `__del__`, which each array of MXNet has, so there it comes a
+    moment later. Leaves a script's own handler alone."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
@@ -152,8 +154,21 @@ def hold_back_interrupts() -> None:
 def _interrupt(signum: int, frame: Optional[FrameType]) -> None:
     if getattr(_thread, "is_pushing", False):
         _thread.is_interrupted = True
+    elif _is_in_del(frame):
+        main = threading.main_thread().ident
+        threading.Timer(_AFTER_DEL_S, signal.pthread_kill, (main, signum)).start()
     else:
         signal.default_int_handler(signum, frame)
+
+
+_AFTER_DEL_S = 0.01
+"""How long an interrupt waits for `__del__` to end."""
+
+
+def _is_in_del(frame: Optional[FrameType]) -> bool:
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _handles(arrays: Sequence[NDArray]) -> Any:
