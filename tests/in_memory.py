@@ -52,8 +52,7 @@ from p3kv.wire.messages import (
 from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.job import JobMember
-from p3kv.worker.joining import Handshakes
-from p3kv.worker.reconnecting import Reconnecting
+from p3kv.worker.joining import Handshakes, Reconnecting
 from p3kv.worker.routes import HostSums
 from p3kv.worker.script import Script
 from p3kv.worker.transfers import DeferredPush, Pull, Push, Transfer, WorkerKey
@@ -256,8 +255,7 @@ class Worker:
     @property
     def may_leave(self) -> bool:
         """Whether all that the script has called is done."""
-        waits = self.calls or self.under_way or self.data_plane.global_norms._waiting
-        waits = waits or self.exchange.travels or self.data_plane.host_sums.needed
+        waits = self.calls or self.under_way or self.data_plane.is_needed
         return not waits and not self.left
 
     def leave(self) -> None:
@@ -541,9 +539,9 @@ class MemoryJob:
             if link.incoming:
                 yield (connection.receive,)
         for worker in self.workers:
-            sums = worker.data_plane.host_sums
-            if len(sums._queue) or (sums._finished is not None and not sums.needed):
-                yield (sums.work,)
+            plane = worker.data_plane
+            if len(plane.host_sums._queue) or (plane._finished and not plane.is_needed):
+                yield (plane.work,)
             if worker.loop.calls:
                 yield (worker.loop.make_calls,)
         for server in self.servers:

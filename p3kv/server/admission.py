@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import Callable, Dict, NamedTuple, Optional
 from weakref import ref
@@ -192,7 +191,7 @@ class Admission(Handler):
         for link in links:
             connection = self._connection(link)
             self._loop.add_connection(connection)
-            self._loop.call_later(HANDSHAKE_S, partial(self._check_handshake, ref(connection)))
+            self._loop.call_later(HANDSHAKE_S, self._check_handshake, ref(connection))
             oldest = self._handshakes.add(connection)
             if oldest is not None:
                 self._read_or_drop(oldest)

@@ -210,7 +210,7 @@ class _Server:
 
     def _look_for_stalls(self, dispatcher: Dispatcher) -> None:
         dispatcher.look_for_stalls()
-        self._loop.call_later(LOOK_EVERY_S, partial(self._look_for_stalls, dispatcher))
+        self._loop.call_later(LOOK_EVERY_S, self._look_for_stalls, dispatcher)
 
     def _consume(self) -> bool:
         return self._consumer is not None and self._consumer.consume()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import Callable, Dict, Optional
+from typing import Dict, Optional
 
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ALIVE_EVERY_S, ControlClient
@@ -113,8 +113,8 @@ class Breaks:
         broken.since = time.monotonic()
         self._control.send(LinkEnded(self._failure(connection, broken, reason)))
         if not broken.warned:
-            self._call_in(_WARN_AFTER_S - broken.lost_s, self._warn, connection, broken)
-        self._call_in(self._timeout_s - broken.lost_s, self._end, connection, broken)
+            self._look_after(_WARN_AFTER_S, connection, broken, gives_up=False)
+        self._look_after(self._timeout_s, connection, broken, gives_up=True)
         return broken.links
 
     def reconnected(self, connection: Connection) -> None:
@@ -137,21 +137,17 @@ class Breaks:
         """Nobody waits for another link any more."""
         self._breaks.clear()
 
-    def _call_in(
-        self,
-        delay_s: float,
-        function: Callable[[Connection, _Break], None],
-        connection: Connection,
-        broken: _Break,
+    def _look_after(
+        self, lost_s: float, connection: Connection, broken: _Break, gives_up: bool
     ) -> None:
-        """Calls `function` if there is no link for so long from now on."""
-        since = broken.since
+        """Look again when there has been no link for so long."""
+        delay_s = max(0.0, lost_s - broken.lost_s)
+        self._loop.call_later(delay_s, self._look, connection, broken, broken.since, gives_up)
 
-        def call() -> None:
-            if self._breaks.get(connection) is broken and broken.since == since:
-                function(connection, broken)
-
-        self._loop.call_later(max(0.0, delay_s), call)
+    def _look(self, connection: Connection, broken: _Break, since: float, gives_up: bool) -> None:
+        """Warns of a connection, or gives it up, if it has had no link since then."""
+        if self._breaks.get(connection) is broken and broken.since == since:
+            (self._end if gives_up else self._warn)(connection, broken)
 
     def _warn(self, connection: Connection, broken: _Break) -> None:
         broken.warned = self._warnings.untold(connection) is not None

@@ -145,7 +145,7 @@ class Loop:
         }
         self._connections: Dict[int, Connection] = {}
         self._inbox: Deque[Tuple[Callable[..., None], Tuple[Any, ...]]] = deque()
-        self._timers: List[Tuple[float, int, Callable[[], None]]] = []
+        self._timers: List[Tuple[float, int, Callable[..., None], Tuple[Any, ...]]] = []
         self._timer_numbers = itertools.count()
         self._batched = 0
         self._batched_seen = 0
@@ -186,10 +186,10 @@ class Loop:
         """Says that the thread that makes batches of calls has made the last one of this batch."""
         self._batched_seen = self._batched
 
-    def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
+    def call_later(self, delay_s: float, function: Callable[..., None], *arguments: Any) -> None:
         """Calls `function` in `delay_s` seconds."""
         deadline = time.monotonic() + delay_s
-        heapq.heappush(self._timers, (deadline, next(self._timer_numbers), function))
+        heapq.heappush(self._timers, (deadline, next(self._timer_numbers), function, arguments))
 
     def add_reader(self, descriptor: int, ready: Callable[[], None]) -> None:
         """Calls `ready` whenever the descriptor is readable, until `remove_reader`."""
@@ -370,7 +370,8 @@ class Loop:
         """Calls timers that were due when the loop looked for events. After a long piece of work, a
         peer's message may be waiting. Its timeout must not fire before the message is read."""
         while self._timers and self._timers[0][0] <= looked_at:
-            heapq.heappop(self._timers)[2]()
+            _, _, function, arguments = heapq.heappop(self._timers)
+            function(*arguments)
 
     def _wake(self) -> None:
         with suppress(OSError):  # wake-ups are waiting already, or the loop is closed

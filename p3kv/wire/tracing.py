@@ -93,7 +93,7 @@ class SchedulersClock:
         if not self._left:  # else the scheduler is silent, and answers later
             self._left, self._best = _TIMES, None
             control.send(AskTime(now_ns()))
-        loop.call_later(ASK_EVERY_S, lambda: self.watch(tracer, loop, control))
+        loop.call_later(ASK_EVERY_S, self.watch, tracer, loop, control)
 
     def take(self, answer: TimeTold) -> Optional[AskTime]:
         """Takes an answer, in the thread of the connection to the scheduler; returns the next

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from functools import partial
+from concurrent.futures import Future
 from typing import (
+    Any,
     Callable,
     Collection,
     Dict,
@@ -23,6 +24,7 @@ from p3kv.codecs import GRADIENTS, VALUES, codec_of
 from p3kv.common.tracing import KeyName, Tracer
 from p3kv.config import Settings
 from p3kv.consistency import make_consistency
+from p3kv.errors import P3Error
 from p3kv.slicing import CREDIT_BYTES
 from p3kv.transport import Link
 from p3kv.wire import messages
@@ -37,9 +39,8 @@ from p3kv.worker.egress import Egress
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.global_norms import GlobalNorms
 from p3kv.worker.job import JobMember
-from p3kv.worker.joining import Joining
+from p3kv.worker.joining import Joining, Reconnecting
 from p3kv.worker.measuring.step_times import ProcessorDelay, StepTimes
-from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.routes import HostSums, RowsRoute, SliceRoute
 from p3kv.worker.saving.checkpoints import Checkpoints
 from p3kv.worker.saving.cuts import Cuts
@@ -91,9 +92,10 @@ class DataPlane(Handler):
         """Numbers of stores that are forgotten completely."""
         self._leaving: Dict[int, Callable[[], object]] = {}
         """Stores to forget, as soon as nothing of them is under way, and what to call then."""
+        self._finished: Optional[Future[Any]] = None
         sizes = SliceSizesByRound()
         self.consistency = make_consistency(settings.consistency, len(place.workers_hosts))
-        self.times = StepTimes(ProcessorDelay().delayed, partial(loop.call_later, 0.0))
+        self.times = StepTimes(ProcessorDelay(), loop)
         self._egress = Egress(rank, self.servers, local_servers, loop)
         self.tuning = Tuning(
             rank, self.servers, sizes, settings, self.consistency.window, loop.drain, self.times,
@@ -115,7 +117,7 @@ class DataPlane(Handler):
         self._stalls = StallWarnings(rank, self.keys, self.exchange, self._first_s)
         self._silences = Silences(settings, self.servers, self.exchange)
         self.global_norms = GlobalNorms(rank, self._egress, self.servers)
-        self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
+        self.cuts = Cuts(settings.checkpoint_every)
         """Belongs to the thread that uses the stores."""
         self.arrivals = {
             **joining.arrivals,
@@ -227,6 +229,40 @@ class DataPlane(Handler):
     ) -> None:
         """Sends a frame that carries no slice to `servers`, by default to all."""
         self._egress.tell(header, words, servers)
+
+    def work(self) -> bool:
+        """Sum some gradients of this host; return whether there are more. Call it between two looks
+        at the sockets. NotFinite as `HostSums.work`."""
+        more = self.host_sums.work()
+        if self._finished is not None and not self.is_needed:
+            done, self._finished = self._finished, None
+            self.host_sums.leave()
+            done.set_result(None)
+        return more
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a push or its value is on its way in the place of one that is done, servers wait
+        to know how to scale a step, or neighbours for what this worker carries."""
+        return self.exchange.travels or self.global_norms.waits or self.host_sums.needed
+
+    def finish(self, done: Future[Any]) -> None:
+        """Complete `done` when this worker is not needed any more."""
+        self._finished = done
+
+    def fail(self, error: P3Error) -> None:
+        """End all that is under way with the job's failure."""
+        # First: no array may be read or written once its operation is completed.
+        for connection in self.servers.values():
+            self._job.loop.remove_connection(connection)
+        self.host_sums.clear()
+        self.exchange.fail(error)
+        self.states.fail(error)
+        self.global_norms.fail(error)
+        self.checkpoints.fail(error)
+        if self._finished is not None:
+            self._finished.set_exception(error)
+            self._finished = None
 
     def say_goodbye(self) -> None:
         """Tells all servers that nothing more comes, after all that is queued for them."""

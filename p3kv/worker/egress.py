@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Collection, Dict, Iterable, List, Mapping, Optional
 
 from p3kv.wire.connection import Connection
@@ -103,7 +102,7 @@ class Egress:
         held = self._held.setdefault(server, {})
         if step not in held:
             held[step] = []
-            self._loop.call_later(_LONGEST_S, partial(self.open, server, step))
+            self._loop.call_later(_LONGEST_S, self.open, server, step)
         held[step].append(frame)
 
     def push_last(self, server: int, frame: Frame) -> None:

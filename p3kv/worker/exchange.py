@@ -4,19 +4,7 @@ when all of its value has arrived."""
 from __future__ import annotations
 
 import itertools
-from concurrent.futures import Future
-from typing import (
-    Any,
-    Collection,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from p3kv.common.tracing import APPLIED, Tracer
 from p3kv.errors import ProtocolError
@@ -80,7 +68,6 @@ class Exchange:
         self._requests = itertools.count()
         self._missing_values = 0
         """How many transfers wait for the rest of their values."""
-        self._finished: Optional[Future[Any]] = None
 
     @property
     def known_round(self) -> int:
@@ -265,8 +252,6 @@ class Exchange:
             self._end_round(transfer, header)  # which the value tells
         elif isinstance(transfer, Pull):
             self.note_answered(transfer)
-        if self._finished is not None:
-            self._tell_finished()
 
     def note_answered(self, pull: Pull) -> None:
         """Sends the pushes that have waited for a pull."""
@@ -359,21 +344,8 @@ class Exchange:
         snapshots = (key.channel.snapshots for key in self.keys.values())
         return any(one is not None and one.in_flight for one in snapshots)
 
-    def finish(self, done: Future[Any]) -> None:
-        """Completes `done` when no such push is on its way any more."""
-        self._finished = done
-        self._tell_finished()
-
-    def _tell_finished(self) -> None:
-        if self._finished is not None and not self.travels:
-            self._finished.set_result(None)
-            self._finished = None
-
     def fail(self, error: BaseException) -> None:
         """Ends all transfers with an error."""
-        if self._finished is not None:
-            self._finished.set_exception(error)
-            self._finished = None
         pulls, self._pulls = self._pulls, {}
         for key in self.keys.values():
             key.channel.fail(error)

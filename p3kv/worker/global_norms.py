@@ -78,7 +78,6 @@ class GlobalNorms:
         self._asked: List[Tuple[int, int, bool, Future[Any]]] = []
         """Store, number of a clipped step, and who waits for its norm, or for what becomes of
         it."""
-        self._finished: Optional[Future[Any]] = None
         self._finite = True
 
     def begin(self, step: int) -> None:
@@ -124,16 +123,16 @@ class GlobalNorms:
         self._norms[header.store] = (header.number, norm)
         self._answer()
 
-    def ask(self, store: int, number: int, answer: Future[Any], decided: bool = False) -> None:
+    def ask(self, answer: Future[Any], store: int, number: int, decided: bool = False) -> None:
         """Answers with the norm of the step with a number, or of a later one; `decided`: with
         whether the step is dropped."""
         self._asked.append((store, number, decided, answer))
         self._answer()
 
-    def finish(self, done: Future[Any]) -> None:
-        """Completes `done` when the servers know how to scale each step."""
-        self._finished = done
-        self._answer()
+    @property
+    def waits(self) -> bool:
+        """Whether the servers wait to know how to scale a step."""
+        return bool(self._waiting)
 
     def fail(self, error: BaseException) -> None:
         """Ends what waits with an error."""
@@ -141,9 +140,6 @@ class GlobalNorms:
         for *_, answer in self._asked:
             answer.set_exception(error)
         self._asked.clear()
-        if self._finished is not None:
-            self._finished.set_exception(error)
-            self._finished = None
 
     def _decide(self, waiting: _Waiting) -> None:
         """Tells the servers how to scale the sums of a step, or to drop them, once its norm and all
@@ -176,7 +172,6 @@ class GlobalNorms:
         for server in self._servers:
             told = Scale(scale, norm, server == _OF_VOTES, is_dropped)
             self._egress.tell(header, encode(told), [server])
-        self._answer()
 
     def _answer(self) -> None:
         for asked in list(self._asked):
@@ -186,9 +181,6 @@ class GlobalNorms:
                 continue
             self._asked.remove(asked)
             answer.set_result(norm.is_dropped if decided else norm.norm)
-        if self._finished is not None and not self._waiting:
-            self._finished.set_result(None)
-            self._finished = None
 
     def _warn(self, norm: float, clipped: ClippedStep) -> None:
         if not math.isfinite(norm) and self._finite and clipped.max_norm < math.inf:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 from p3kv.errors import ClosedError, P3Error, ProtocolError
 from p3kv.wire.control import ControlClient
@@ -47,20 +47,21 @@ class JobMember:
             self.check()
             self.changed.wait(seconds)
 
-    def ask(self, begin: Callable[[Future[Any]], None]) -> Future[Any]:
-        """Has the worker's thread begin what completes the future, and returns it. As where a
-        script waits for a weight, the job's failure ends the wait."""
+    def ask(self, function: Callable[..., None], *arguments: Any) -> Future[Any]:
+        """Have the worker's thread call `function(answer, *arguments)`; return the answer, which
+        the job's failure completes, too."""
         self.check()
         answer: Future[Any] = Future()
-
-        def begin_unless_failed() -> None:
-            if self.failure is not None:
-                answer.set_exception(self.failure)
-            else:
-                begin(answer)
-
-        self.loop.call_soon(begin_unless_failed)
+        self.loop.call_soon(self._ask, answer, function, arguments)
         return answer
+
+    def _ask(
+        self, answer: Future[Any], function: Callable[..., None], arguments: Sequence[Any]
+    ) -> None:
+        if self.failure is not None:
+            answer.set_exception(self.failure)
+        else:
+            function(answer, *arguments)
 
     def goodbye_answered(self) -> None:
         """A server or neighbour has received all frames of this worker."""

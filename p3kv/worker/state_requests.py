@@ -60,10 +60,10 @@ class StateRequests:
 
     def ask(
         self,
+        answer: Future[Any],
         key: WorkerKey,
         round: int,
         whole: bool,
-        answer: Future[Any],
         member: int = 0,
         mean: bool = False,
     ) -> None:
@@ -80,11 +80,11 @@ class StateRequests:
 
     def give(
         self,
+        done: Future[Any],
         key: WorkerKey,
         round: int,
         whole: bool,
         states: Mapping[int, Optional[PlainState]],
-        done: Future[Any],
         member: int = 0,
     ) -> None:
         """Gives servers their parts of a key's state after a round; their arrays must stay as they

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import msgspec
@@ -87,7 +86,7 @@ class WorkerStore:
         self._stays = (stays or rule.workers_differ) and settings.checkpoint_dir is not None
         """Whether checkpoints have it for ever: each worker has a part of them, and objects are not
         collected on all workers at the same step."""
-        self.resumed = data_plane.cuts.add(self, self._stays)
+        self.resumed = data_plane.cuts.add(self, self._stays, data_plane.checkpoints.resumed())
         """The store in the checkpoint from which the job goes on."""
         self.steps = 0 if self.resumed is None else self.resumed.steps
         """How many steps the script has begun in this store, in this run and before it."""
@@ -340,9 +339,8 @@ class WorkerStore:
     ) -> List[Optional[PlainState]]:
         requests = self._data_plane.states
         with requests.asking:
-            states = self._job.ask(
-                lambda answer: requests.ask(key, key.round, whole, answer, member, mean)
-            ).result()
+            answer = self._job.ask(requests.ask, key, key.round, whole, member, mean)
+            states = answer.result()
         return [states[server] for server, _ in key.runs]
 
     def load_optimizer_state(
@@ -361,9 +359,9 @@ class WorkerStore:
         requests = self._data_plane.states
         for server, _ in key.runs:
             with requests.asking:
-                give = partial(requests.give, key, key.round, whole, {server: next(states)})
-                self._job.ask(partial(give, member=member)).result()
-                del give  # and the part, before the next is read
+                part = {server: next(states)}
+                self._job.ask(requests.give, key, key.round, whole, part, member).result()
+                del part  # before the next is read
 
     def begin_clipped_step(self, step: int) -> None:
         """Has the servers end no round of a step before `end_clipped_step`; before its pushes."""
@@ -378,9 +376,7 @@ class WorkerStore:
     def norm(self, number: int) -> Future[float]:
         """The norm of the sums of the clipped step with this number, once it is known; to be called
         before the next one begins."""
-        return self._job.ask(
-            lambda answer: self._data_plane.global_norms.ask(self.number, number, answer)
-        )
+        return self._job.ask(self._data_plane.global_norms.ask, self.number, number)
 
     def vote(self, number: int, drops: bool, factor: float) -> None:
         """Says whether this worker has the servers drop the clipped step with this number, whose
@@ -391,8 +387,7 @@ class WorkerStore:
     def is_dropped(self, number: int) -> Future[bool]:
         """Whether the clipped step with this number is dropped on all workers, once it is known; to
         be called before the next one begins."""
-        norms = self._data_plane.global_norms
-        return self._job.ask(lambda answer: norms.ask(self.number, number, answer, decided=True))
+        return self._job.ask(self._data_plane.global_norms.ask, self.number, number, True)
 
     def step_begins(self) -> None:
         """To be called before the first push of each step of the script: there may be a checkpoint

@@ -52,10 +52,9 @@ from p3kv.wire.messages import (
 from p3kv.wire.tracing import SchedulersClock
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.job import JobMember
-from p3kv.worker.joining import Handshakes, Joining
-from p3kv.worker.measuring.measures import Reporting
+from p3kv.worker.joining import Handshakes, Joining, Reconnecting
+from p3kv.worker.measuring.measures import Measures
 from p3kv.worker.neighbours import Neighbours, neighbourhood
-from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.script import Script, SwitchInterval
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import Push, Transfer
@@ -96,7 +95,7 @@ class Worker(JobMember):
         self._credentials = Credentials(launch.common_secret)
         self._clock = SchedulersClock()
         super().__init__()  # after all that may fail: nobody would close its sockets
-        self._reporting = Reporting(self, self.num_workers)
+        self._measures = Measures(self, self.num_workers)
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self.control = ControlClient(
             launch,
@@ -113,7 +112,7 @@ class Worker(JobMember):
             },
             on_failure=lambda error: self.loop.call_soon(self._fail, error),
             known_round=self._known_round,
-            numbers=lambda: self._reporting.numbers(),
+            numbers=self._measures.told,
             neighbourhood=neighbourhood(),
         )
         self.control.start()
@@ -175,7 +174,7 @@ class Worker(JobMember):
         with_rule = self._features | self._data_plane.consistency.features
         sums = has_effect(Feature.LOCAL_AGGREGATION, with_rule)
         summing = 1 + len(neighbours.connections) if sums else 1
-        self._reporting.begin(
+        self._measures.begin(
             self._data_plane, settings, local_servers, summing, joining.rate_bytes_s
         )
         self.loop.call_soon(self._data_plane.tuning.announce, INITIAL_ROUND, SliceSizes(slice_size))
@@ -221,14 +220,10 @@ class Worker(JobMember):
         if self.started and self.usable:
             self.script_ends()
             with suppress(P3Error):
-                self.ask(self._joined.exchange.finish).result()
-                # Servers wait for what this worker says of the last steps' norms.
-                self.ask(self._joined.global_norms.finish).result()
-                # And neighbours for what this worker carries.
-                self.ask(self._joined.host_sums.finish).result()
+                self.ask(self._joined.finish).result()
                 if self.settings.checkpoint_dir is not None:
                     self.ask(self._joined.checkpoints.finish).result()
-            self._reporting.end(self.rank)
+            self._measures.end(self.rank)
         failure = self.failure
         self.has_left = True
         if self.started and self.failure is None:
@@ -365,7 +360,7 @@ class Worker(JobMember):
 
     def stats(self) -> Dict[str, Any]:
         """Measurements of this worker so far (`WorkerNumbers`), and what it has been told."""
-        return self._reporting.stats()
+        return self._measures.stats()
 
     # The worker's thread.
 
@@ -373,7 +368,7 @@ class Worker(JobMember):
         ended = False
         while not ended:
             try:
-                self.loop.run(self._joined.host_sums.work)
+                self.loop.run(self._joined.work)
                 ended = True
             except Exception as error:  # noqa: BLE001  what begins later has to end, too
                 self._fail(self._give_up(error))
@@ -408,16 +403,9 @@ class Worker(JobMember):
         if self._data_plane is not None:
             if self._reconnecting is not None:
                 self._reconnecting.close()
-            # First: no array may be read or written once its operation is completed.
-            for connection in self._data_plane.servers.values():
-                self.loop.remove_connection(connection)
             if self._neighbours is not None:
                 self._neighbours.close()
-            self._data_plane.host_sums.fail(error)
-            self._data_plane.exchange.fail(error)
-            self._data_plane.states.fail(error)
-            self._data_plane.global_norms.fail(error)
-            self._data_plane.checkpoints.fail(error)
+            self._data_plane.fail(error)
 
     def _say_goodbye(self) -> None:
         assert self._neighbours is not None
@@ -446,7 +434,7 @@ class Worker(JobMember):
             self._neighbours.close()
         if self._data_plane is not None:
             self._data_plane.host_sums.close()
-        self._reporting.close()
+        self._measures.close()
         self._switch_interval.restore()
         self.tracer.close()
 
@@ -459,7 +447,7 @@ class Worker(JobMember):
             f"this process was forked from {_name(self.rank)}, which goes on training with "
             "p3kv; a child can't"
         )
-        self._reporting.close_in_child()
+        self._measures.close_in_child()
         if self._data_plane is not None:
             for connection in self._data_plane.servers.values():
                 connection.close()

@@ -6,7 +6,6 @@ import time
 from contextlib import closing
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Callable, Iterable, List, Optional, Tuple
 
 import numpy as np
@@ -354,9 +353,15 @@ def test_a_checkpoint_that_can_not_be_right_is_refused(tmp_path: Path) -> None:
             ask(asked((0, 2)))
 
 
+class _Store:
+    """Of which nobody asks anything here."""
+
+
 def cut_steps(every: int, *steps: int, resumed: Optional[Resumed] = None) -> List[Tuple[int, int]]:
     """Before which of these steps, each of a store, there is a checkpoint, and its number."""
-    cuts = Cuts(every, lambda: resumed or Resumed(0, []))
+    cuts = Cuts(every)
+    for _ in range(3):
+        cuts.add(_Store(), True, resumed or Resumed(0, []))
     made = {store.store: store.steps for store in (resumed.stores if resumed else [])}
     expected = False
     found = []
@@ -396,8 +401,8 @@ def test_when_one_store_has_ended_another_leads() -> None:
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_after_a_script_s_last_step_a_checkpoint_is_due_once(every: int) -> None:
-    cuts = Cuts(every, lambda: Resumed(0, []))
-    cuts.add(SimpleNamespace(), stays=True)
+    cuts = Cuts(every)
+    cuts.add(_Store(), True, Resumed(0, []))
     for step in range(4):
         cuts.due(0, step)
     assert [cuts.due_at_end() for _ in range(2)] == [4, None]

@@ -76,7 +76,7 @@ class Script:
             self.waits = True
         elif self._random.random() < 0.4:
             self._answer = Future()
-            self._worker.data_plane.states.ask(self._key, self.round, False, self._answer)
+            self._worker.data_plane.states.ask(self._answer, self._key, self.round, False)
             self._answer.add_done_callback(self._check)
         else:
             self.push(self.round + 1)
@@ -94,6 +94,7 @@ class Script:
         lengths = [length for _, length in self._key.runs]
         parts = State({"sum": value}, {"updates": 100}).cut(lengths)
         self._worker.data_plane.states.give(
+            done,
             self._key,
             self.round,
             False,
@@ -101,7 +102,6 @@ class Script:
                 server: PlainState(part.elements, part.numbers)
                 for (server, _), part in zip(self._key.runs, parts)
             },
-            done,
         )
 
     def _check(self, answer: Future) -> None:
@@ -246,6 +246,6 @@ def test_a_state_that_does_not_fit_the_key_ends_its_connection(
         worker.call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         job.finish()
         state = PlainState({"sum": np.zeros(shape, np.float32)}, {})
-        worker.data_plane.states.give(key, INITIAL_ROUND, False, {0: state}, Future())
+        worker.data_plane.states.give(Future(), key, INITIAL_ROUND, False, {0: state})
         with pytest.raises(P3Error, match=reason):
             job.finish()

@@ -163,8 +163,8 @@ BUDGETS = {
     "slicing": (615, 4),
     "tools": (4070, 22),
     "transport": (600, 4),
-    "wire": (5412, 25),
-    "worker": (8490, 34),
+    "wire": (5407, 25),
+    "worker": (8396, 32),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
 beside it: raise a number only together with a reason."""

@@ -226,7 +226,7 @@ def test_a_worker_stays_until_its_neighbours_have_the_values_that_only_they_want
             function, *arguments = next(job.events())
             function(*arguments)
         done: Future = Future()
-        carrier.data_plane.host_sums.finish(done)
+        carrier.data_plane.finish(done)
         assert not done.done()
         job.finish()
         assert done.done() and carrier.may_leave and not other.under_way

@@ -21,7 +21,7 @@ from p3kv.wire.credentials import NONCE_BYTES
 from p3kv.wire.header import Kind
 from p3kv.wire.messages import TOKEN_BYTES, Abort, Failure, LinkEnded, ReportFailure
 from p3kv.wire.protocol import Conversation, Phase, Rule
-from p3kv.worker.reconnecting import LONGEST_DELAY_S
+from p3kv.worker.joining import LONGEST_DELAY_S
 from tests.handling import Nobody
 from tests.jobs import (
     DEADLINE_S,

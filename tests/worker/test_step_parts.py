@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from p3kv.server.stragglers import Readiness
 from p3kv.wire.header import clock_us, passed_s
-from p3kv.worker.measuring.step_parts import (
+from p3kv.worker.measuring.step_times import (
     Delayed,
     Layer,
     Parts,
+    ScriptTimes,
+    ServerWork,
     Wait,
     forward_waits,
     parts_of_step,
 )
-from p3kv.worker.measuring.step_times import ScriptTimes, ServerWork
 
 seconds = st.floats(0.0, 100.0)
 shares = st.floats(0.0, 1.0)

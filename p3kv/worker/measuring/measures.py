@@ -21,31 +21,61 @@ from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.job import JobMember
 from p3kv.worker.transfers import WorkerKey
 
+_WORTH_A_VERDICT_S = 30.0
+"""A shorter training gets a verdict only if summaries were asked for."""
+
+_log = logging.getLogger(REPORTS)
+
 
 class Measures:
-    """Reads the worker's numbers; from any thread."""
+    """Gives scripts, the scheduler and Prometheus the worker's numbers from `begin` on, and logs
+    them. From any thread."""
 
-    def __init__(
-        self,
-        job: JobMember,
-        data_plane: DataPlane,
-        num_workers: int,
-        local_servers: Collection[int],
-        summing: int,
-        push_bytes_s: float,
-    ) -> None:
-        """`local_servers` are the ranks of the servers on this host. `summing`: how many workers of
-        each host send as one. `push_bytes_s`: how fast this worker can send while all workers do; 0
-        if that was not measured."""
+    def __init__(self, job: JobMember, num_workers: int) -> None:
         self._job = job
-        self._data_plane = data_plane
-        self._began_s = time.monotonic()
         self._num_workers = num_workers
-        self._local_servers = local_servers
-        self._summing = summing
-        self._push_bytes_s = push_bytes_s
+        self._plane: Optional[DataPlane] = None
+        """The data plane, from `begin` on."""
+        self._local_servers: Collection[int] = ()
+        self._summing = 1
+        self._push_bytes_s = 0.0
+        self._began_s = 0.0
         self._found: Optional[Tuple[int, Optional[Verdict]]] = None
         """After how many steps the verdict was reached that `stats` gives, and the verdict."""
+        self._metrics: Optional[Metrics] = None
+        self._every_steps = 0
+        self._last = WorkerNumbers()
+        """The numbers in the last line that was logged."""
+
+    def begin(
+        self,
+        data_plane: DataPlane,
+        settings: Settings,
+        local_servers: Collection[int],
+        summing: int,
+        push_bytes_s: Optional[float],
+    ) -> None:
+        """Measure from now on. `local_servers`: the ranks of the servers on this host. `summing`:
+        how many workers of each host send as one. `push_bytes_s`: how fast this worker can send
+        while all workers do, if that was measured. ConfigError where metrics can't be told."""
+        _log.setLevel(logging.INFO)
+        self._local_servers, self._summing = local_servers, summing
+        self._push_bytes_s = push_bytes_s or 0.0
+        self._began_s = time.monotonic()
+        self._every_steps = settings.summary_every
+        self._plane = data_plane
+        self._last = self.numbers()
+        data_plane.times.on_step = self._log_if_due
+        self._metrics = Metrics(settings, "worker", data_plane.rank, self.told)
+
+    @property
+    def _data_plane(self) -> DataPlane:
+        assert self._plane is not None
+        return self._plane
+
+    def told(self) -> Optional[WorkerNumbers]:
+        """Measurements of this worker so far, if it has begun."""
+        return None if self._plane is None else self.numbers()
 
     @property
     def slowest(self) -> Optional[Lag]:
@@ -143,6 +173,34 @@ class Measures:
             else {**found._asdict(), "slowest": None, "lines": found.lines},
         }
 
+    def _log_if_due(self, steps: int) -> None:
+        """Logs a line when so many steps have ended; in the worker's thread."""
+        if not self._every_steps or steps % self._every_steps:
+            return
+        numbers = self.numbers()
+        between, self._last = rates(self._last, numbers), numbers
+        slowest = self.slowest
+        behind = f"; {lag_words(slowest)}" if slowest is not None else ""
+        _log.info("step %d: %s%s", steps, between.words, behind)
+
+    def end(self, rank: int) -> None:
+        """Logs the verdict, on worker rank 0."""
+        if self._plane is None or rank != 0:
+            return
+        if self._every_steps or self.numbers().step_s > _WORTH_A_VERDICT_S:
+            for line in self.lines():
+                _log.info("%s", line)
+
+    def close(self) -> None:
+        """Serves no metrics any more; may be called twice."""
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def close_in_child(self) -> None:
+        """In a forked child: closes its copy of the port."""
+        if self._metrics is not None:
+            self._metrics.close_in_child()
+
 
 def layer_name(waited_for: Optional[WorkerKey]) -> str:
     """The parameter's name as tables have room for it; empty without a layer."""
@@ -157,79 +215,3 @@ def nothing_measured() -> Dict[str, Any]:
         **structs.asdict(WorkerNumbers()),
         "links": {}, "rounds": {}, "travels": {}, "slowest_worker": None, "verdict": None,
     }  # fmt: skip
-
-
-_WORTH_A_VERDICT_S = 30.0
-"""A shorter training gets a verdict only if summaries were asked for."""
-
-_log = logging.getLogger(REPORTS)
-
-
-class Reporting:
-    """Gives scripts, the scheduler and Prometheus the worker's numbers from `begin` on, and logs
-    them."""
-
-    def __init__(self, job: JobMember, num_workers: int) -> None:
-        self._job = job
-        self._num_workers = num_workers
-        self._measures: Optional[Measures] = None
-        self._metrics: Optional[Metrics] = None
-        self._every_steps = 0
-        self._last = WorkerNumbers()
-        """The numbers in the last line that was logged."""
-
-    def begin(
-        self,
-        data_plane: DataPlane,
-        settings: Settings,
-        local_servers: Collection[int],
-        summing: int,
-        push_bytes_s: Optional[float],
-    ) -> None:
-        """Says what is to be told, and how: see `Measures`. ConfigError if metrics can't be."""
-        _log.setLevel(logging.INFO)
-        self._measures = Measures(
-            self._job, data_plane, self._num_workers, local_servers, summing, push_bytes_s or 0.0
-        )  # fmt: skip
-        self._every_steps = settings.summary_every
-        self._last = self._measures.numbers()
-        data_plane.times.on_step = self._log_if_due
-        self._metrics = Metrics(settings, "worker", data_plane.rank, self.numbers)
-
-    def _log_if_due(self, steps: int) -> None:
-        """Logs a line when so many steps have ended; in the worker's thread."""
-        if not self._every_steps or steps % self._every_steps:
-            return
-        assert self._measures is not None
-        numbers = self._measures.numbers()
-        between, self._last = rates(self._last, numbers), numbers
-        slowest = self._measures.slowest
-        behind = f"; {lag_words(slowest)}" if slowest is not None else ""
-        _log.info("step %d: %s%s", steps, between.words, behind)
-
-    def numbers(self) -> Optional[WorkerNumbers]:
-        """Measurements of the worker; from any thread."""
-        return None if self._measures is None else self._measures.numbers()
-
-    def stats(self) -> Dict[str, Any]:
-        """The same for scripts, with what the worker has been told."""
-        assert self._measures is not None
-        return self._measures.stats()
-
-    def end(self, rank: int) -> None:
-        """Logs the verdict, on worker rank 0."""
-        if self._measures is None or rank != 0:
-            return
-        if self._every_steps or self._measures.numbers().step_s > _WORTH_A_VERDICT_S:
-            for line in self._measures.lines():
-                _log.info("%s", line)
-
-    def close(self) -> None:
-        """Serves no metrics any more; may be called twice."""
-        if self._metrics is not None:
-            self._metrics.close()
-
-    def close_in_child(self) -> None:
-        """In a forked child: closes its copy of the port."""
-        if self._metrics is not None:
-            self._metrics.close_in_child()

@@ -1,4 +1,4 @@
-"""How long a worker's steps take, and what their time goes into."""
+"""How long a worker's steps take, and the parts of their time, which add up to it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,135 @@ import time
 from bisect import bisect_right
 from collections import Counter, deque
 from contextlib import suppress
-from functools import partial
 from itertools import accumulate
-from typing import Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from p3kv.wire.header import passed_s
+from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN
-from p3kv.worker.measuring.step_parts import (
-    Delayed,
-    Layer,
-    Parts,
-    Wait,
-    forward_waits,
-    parts_of_step,
-)
 from p3kv.worker.transfers import Transfer, WorkerKey
+
+
+class Parts(NamedTuple):
+    """Seconds of one step, or of several. None is negative, and together they are the step."""
+
+    computing_s: float = 0.0
+    """Forward and backward passes."""
+    script_s: float = 0.0
+    """All gradients were ready, and the script had not begun the next forward pass: it read data,
+    validated, or ran Python."""
+    network_s: float = 0.0
+    """The forward pass waited for values, and none of what follows was the reason."""
+    server_s: float = 0.0
+    """It waited, and the value's server worked."""
+    straggler_s: float = 0.0
+    """It waited, and another worker's gradient was not ready."""
+    processor_s: float = 0.0
+    """This process could go on, and no processor was free for it."""
+
+    @property
+    def waiting_s(self) -> float:
+        """For how long it waited for values under way: on the network and at the servers."""
+        return self.network_s + self.server_s
+
+    def plus(self, other: Parts) -> Parts:
+        """Adds the parts of both."""
+        return Parts(*[one + more for one, more in zip(self, other)])
+
+
+class Wait(NamedTuple):
+    """From when to when a forward pass, or the script, waited for one value.
+
+    `last_ready_s`: when the last worker's gradient for it was ready. `worked_s`: for how long its
+    server has worked meanwhile.
+    """
+
+    begin_s: float
+    end_s: float
+    last_ready_s: float
+    worked_s: float
+
+    @property
+    def seconds(self) -> float:
+        """How long."""
+        return max(0.0, self.end_s - self.begin_s)
+
+    def parts(self) -> Parts:
+        """Parts of the wait, by cause."""
+        straggler_s = min(max(0.0, self.last_ready_s - self.begin_s), self.seconds)
+        server_s = min(max(0.0, self.worked_s), self.seconds - straggler_s)
+        network_s = self.seconds - straggler_s - server_s
+        return Parts(network_s=network_s, server_s=server_s, straggler_s=straggler_s)
+
+
+class Layer(NamedTuple):
+    """A layer's value, in the order of the forward pass: when the pass comes to it if it waits for
+    nothing, in seconds from its begin, and when the value arrived."""
+
+    after_s: float
+    arrived_s: float
+    last_ready_s: float
+    server: int
+    """Rank of the server whose slice came last."""
+
+
+Worked = Callable[[int, float, float], float]
+"""For how long a server has worked between two times."""
+
+
+def forward_waits(begin_s: float, layers: Sequence[Layer], worked: Worked) -> List[Wait]:
+    """Where a forward pass has waited that began at `begin_s`."""
+    waits, waited_s = [], 0.0
+    for layer in layers:
+        wanted_s = begin_s + layer.after_s + waited_s
+        if layer.arrived_s > wanted_s:
+            worked_s = worked(layer.server, wanted_s, layer.arrived_s)
+            waits.append(Wait(wanted_s, layer.arrived_s, layer.last_ready_s, worked_s))
+            waited_s += layer.arrived_s - wanted_s
+    return waits
+
+
+class Delayed(NamedTuple):
+    """The shares of time in which threads could go on and had no processor: of those that compute
+    the one that was delayed most, which may be the script's; the script's; and the one that sends
+    and receives."""
+
+    passes: float = 0.0
+    script: float = 0.0
+    exchange: float = 0.0
+
+
+def parts_of_step(
+    step_s: float,
+    script_s: float,
+    waits: Sequence[Wait],
+    longest_s: float,
+    delayed: Delayed = Delayed(),  # noqa: B008  a constant
+) -> Parts:
+    """Parts into which a step's time went. `waits` say for what there was waiting, for `longest_s`
+    in all at most. What is nothing else is computing."""
+    script_s = min(max(0.0, script_s), step_s)
+    for_what = Parts()
+    for wait in waits:
+        for_what = for_what.plus(wait.parts())
+    waited_s = sum(for_what)
+    most_s = min(waited_s, max(0.0, longest_s), step_s - script_s)
+    scale = most_s / waited_s if waited_s > 0 else 0.0
+    network_s, server_s, straggler_s = (
+        scale * seconds for seconds in (for_what.network_s, for_what.server_s, for_what.straggler_s)
+    )
+    computing_s = max(0.0, step_s - script_s - network_s - server_s - straggler_s)
+    passes_s = min(computing_s, delayed.passes * step_s)
+    # The script's thread was delayed in the passes or between them.
+    between_s = min(script_s, max(0.0, delayed.script * step_s - passes_s))
+    exchange_s = delayed.exchange * network_s
+    return Parts(
+        computing_s - passes_s, script_s - between_s, network_s - exchange_s, server_s,
+        straggler_s, passes_s + between_s + exchange_s,
+    )  # fmt: skip
+
 
 _LOOK_EVERY_S = 0.25
 """A look reads a file for each thread: a millisecond where there are many."""
@@ -133,16 +245,9 @@ class LocalStepTimes:
     computing. Belongs to the worker's thread.
     """
 
-    def __init__(
-        self,
-        script: ScriptTimes,
-        work: ServerWork,
-        count: Callable[[float, float, List[Wait]], None],
-    ) -> None:
-        """`count(end_s, step_s, waits)` takes a step that has ended."""
+    def __init__(self, script: ScriptTimes, work: ServerWork) -> None:
         self._script = script
         self._work = work
-        self._count = count
         self._begun_s: Optional[float] = None
         self._late: List[_LateValue] = []
 
@@ -152,15 +257,16 @@ class LocalStepTimes:
         if since_s is not None:
             self._late.append(_LateValue(since_s, at_s, transfer.ready_s + late_s, server))
 
-    def begin_step(self, at_s: float) -> None:
-        """The script has updated its weights: a step has ended, and the next one begins."""
+    def begin_step(self, at_s: float) -> Optional[Tuple[float, List[Wait]]]:
+        """The script has updated its weights: the next step begins. Return the seconds of the one
+        that has ended, and its waits; None before the first."""
         begun_s, self._begun_s = self._begun_s, at_s
         late, self._late = sorted(self._late), []
         blocked = self._script.take_blocked()
         if begun_s is None:
-            return
+            return None
         waits = [wait for begin_s, end_s in blocked for wait in self._waits(begin_s, end_s, late)]
-        self._count(at_s, at_s - begun_s, waits)
+        return at_s - begun_s, waits
 
     def _waits(self, begin_s: float, end_s: float, late: List[_LateValue]) -> Iterator[Wait]:
         """What the script waited for from then to then; each moment counts once."""
@@ -291,21 +397,16 @@ class StepTimes:
     of matrices for each of its own. The lower quartile of the last gaps is taken: what disturbs a
     gap makes it longer. A pass that finds all values there has waited for none, and shows how long
     it takes. What a gap has more is waiting, as far as values were still missing when that pass
-    came to their layers (`step_parts.py` says for what).
+    came to their layers (`Wait.parts` says for what).
 
     Other processors of the host disturb these times; so do scripts that wait for all gradients
     before they push. Then layers are taken for equal. Belongs to the worker's thread; any thread
     may read the numbers.
     """
 
-    def __init__(
-        self,
-        delayed: Callable[[], Delayed] = Delayed,
-        soon: Callable[[Callable[[], None]], None] = lambda call: call(),
-    ) -> None:
-        """`delayed()` says for which share of the time this process had no processor. `soon` has
-        this thread call something when it has sent what is urgent: to measure a step takes longer
-        than to send a slice."""
+    def __init__(self, delay: Optional[ProcessorDelay] = None, loop: Optional[Loop] = None) -> None:
+        """`loop`, this thread's, measures a step when it has sent what is urgent, since that takes
+        longer than to send a slice; without one, steps are measured at once."""
         self.on_step: Callable[[int], None] = lambda steps: None
         """Called when a step has ended, with their number."""
         self.script = ScriptTimes()
@@ -319,8 +420,8 @@ class StepTimes:
         """Time of one step, as estimated from the last ones, without waiting."""
         self.waited_for: Optional[WorkerKey] = None
         """The key for which the most forward passes have waited longest."""
-        self._delayed = delayed
-        self._soon = soon
+        self._delay = delay
+        self._loop = loop
         self._waits: Counter[WorkerKey] = Counter()
         self._step = _Step(0)
         self._begun = 0
@@ -332,13 +433,15 @@ class StepTimes:
         self._forwards_s: Deque[float] = deque(maxlen=_RECENT)
         self._backwards_s: Deque[float] = deque(maxlen=_RECENT)
         self._layers: Optional[Tuple[List[WorkerKey], List[float]]] = None
-        self._local = LocalStepTimes(self.script, self.work, self._count_local)
+        self._local = LocalStepTimes(self.script, self.work)
 
     def begin_local_step(self, at_s: float) -> None:
         """A worker that trains by itself has updated its weights; where other stores of it have
         steps with gradients, these are measured alone."""
-        if not self._step.number:
-            self._local.begin_step(at_s)
+        ended = None if self._step.number else self._local.begin_step(at_s)
+        if ended is not None:
+            step_s, waits = ended
+            self._count(at_s, step_s, 0.0, waits, sum(wait.seconds for wait in waits))
 
     def gradient_ready(self, transfer: Transfer) -> None:
         """Takes note of a transfer with a gradient, which was ready when it was made."""
@@ -352,7 +455,10 @@ class StepTimes:
         before = self._step
         if before.number:
             end = self._end if before.is_measured else self._count_alike
-            self._soon(partial(end, before, transfer.ready_s))
+            if self._loop is None:
+                end(before, transfer.ready_s)
+            else:
+                self._loop.call_later(0.0, end, before, transfer.ready_s)
         self._begun += 1
         is_measured = (
             self._begun <= _FIRST or self._begun % _EVERY == 0 or self._last[0] >= _SHORT_S
@@ -472,14 +578,12 @@ class StepTimes:
         self.steps += 1
         self.on_step(self.steps)
 
-    def _count_local(self, end_s: float, step_s: float, waits: List[Wait]) -> None:
-        self._count(end_s, step_s, 0.0, waits, sum(wait.seconds for wait in waits))
-
     def _count(
         self, end_s: float, step_s: float, script_s: float, waits: List[Wait], longest_s: float
     ) -> None:
         """Counts a step; the rest is as in `parts_of_step`."""
-        parts = parts_of_step(step_s, script_s, waits, longest_s, self._delayed())
+        delayed = Delayed() if self._delay is None else self._delay.delayed()
+        parts = parts_of_step(step_s, script_s, waits, longest_s, delayed)
         self._last = step_s, parts
         self.parts = self.parts.plus(parts)
         self.step_s += step_s

@@ -7,17 +7,7 @@ part of the slices, so a host needs no server for it.
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Mapping,
-    Optional,
-    Set,
-    Tuple,
-    Union,
-)
+from typing import Any, Callable, Dict, Mapping, Set, Tuple, Union
 
 import numpy as np
 
@@ -99,7 +89,6 @@ class HostSums(Route):
         self._last_pushed: Dict[int, int] = {}
         """By key, the last round for which this worker has pushed; also of keys that it has
         forgotten."""
-        self._finished: Optional[Future[Any]] = None
         self.arrivals: Mapping[int, Callable[[Connection, Any, Any], None]] = {
             Kind.MEMORY: self._memory.open,
             Kind.SUMMAND: self._carried.add,
@@ -181,10 +170,6 @@ class HostSums(Route):
                 self._carried.join(transfer, piece)
             else:
                 self._hand_in(transfer, piece, carrier)
-        if self._finished is not None and not self.needed:
-            self._pulls.clear()
-            self._finished.set_result(None)
-            self._finished = None
         return bool(self._queue.heap)
 
     def landed(self, transfer: Transfer, piece: Slice, header: UpdatedHeader) -> None:
@@ -215,23 +200,20 @@ class HostSums(Route):
             return True
         return any(push.route is self for push in self._exchange.in_flight())
 
-    def finish(self, done: Future[Any]) -> None:
-        """Completes `done` when no neighbour needs this worker any more."""
-        self._finished = done
+    def leave(self) -> None:
+        """Ask the servers for nothing more that neighbours want."""
+        self._pulls.clear()
 
     def goodbye(self) -> bytes:
         """The payload of this worker's goodbye to its neighbours."""
-        self._pulls.clear()
+        self.leave()
         return encode(LastRounds(self._last_pushed))
 
-    def fail(self, error: BaseException) -> None:
+    def clear(self) -> None:
         """The job has failed: nothing is read or written any more."""
         self._queue.clear()
         self._carried.clear()
         self._pulls.clear()
-        if self._finished is not None:
-            self._finished.set_exception(error)
-            self._finished = None
 
     def close(self) -> None:
         """Shares nothing with those that have not opened it. May be called twice."""

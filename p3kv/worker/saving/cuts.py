@@ -98,20 +98,20 @@ class Cuts:
     Another leads when it steps and the one that led does not any more.
     """
 
-    def __init__(self, every: int, resumed: Callable[[], Resumed]) -> None:
-        """`every`: how many steps of the store that leads. `resumed()` waits until it is known from
-        which checkpoint the job goes on."""
+    def __init__(self, every: int) -> None:
+        """`every`: how many steps of the store that leads."""
         self._every = every
-        self._resumed = resumed
-        self._stores: List[Callable[[], Optional[SavedStore]]] = []
-        """Those that are there: of one that is garbage, checkpoints have nothing."""
+        self._stores: List[Optional[ref[SavedStore]]] = []
+        """Those that are there: of one that is garbage, or left, checkpoints have nothing."""
+        self._staying: List[SavedStore] = []
+        """Those that checkpoints have for ever."""
         self._left: Dict[int, int] = {}
         """By store whose parameters another has taken over: how many steps it made."""
         self._copies: Optional[List[Tuple[int, Unpushed]]] = None
         """Values at the newest step's end, if there may be a checkpoint now."""
         self._steps: Dict[int, int] = {}
         """By store: the number of its steps, in this run and before it."""
-        self._step: Optional[int] = None
+        self._step = 0
         """Counts the steps of all stores, in this run and before it."""
         self._held: Dict[int, SavedStore] = {}
         """Where a checkpoint may follow the newest step: the stores of the newest iteration, in the
@@ -124,21 +124,25 @@ class Cuts:
         self.of_all_workers = False
         """Whether each worker takes part in checkpoints."""
 
-    def add(self, store: SavedStore, stays: bool) -> Optional[ResumedStore]:
-        """Adds the next store, as long as it is there, or for ever if it `stays`; returns what it
-        is in the checkpoint from which the job goes on."""
+    def add(self, store: SavedStore, stays: bool, resumed: Resumed) -> Optional[ResumedStore]:
+        """Add the next store, as long as it is there, or for ever if it `stays`; return what it is
+        in the checkpoint from which the job goes on."""
         number = len(self._stores)
         if self._held:  # and the script goes on: those that only this has are cycles
             self._held = {}
             gc.collect()
-        self._stores.append((lambda: store) if stays else ref(store))
-        return next((one for one in self._resumed().stores if one.store == number), None)
+        if not number:
+            self._step = resumed.step
+        self._stores.append(ref(store))
+        if stays:
+            self._staying.append(store)
+        return next((one for one in resumed.stores if one.store == number), None)
 
     def leave(self, store: int, steps: int) -> None:
         """Later checkpoints have a store's number of steps, and nothing else of it: another one
         has its parameters. All workers say so between the same steps."""
         self._left[store] = steps
-        self._stores[store] = lambda: None
+        self._stores[store] = None
         self._held.pop(store, None)
         self._steps.pop(store, None)
         if self._leader == store:
@@ -147,7 +151,7 @@ class Cuts:
     def _saved(self) -> Iterator[Tuple[int, SavedStore]]:
         """The stores that a checkpoint contains, with their numbers."""
         for number, reference in enumerate(self._stores):
-            store = reference()
+            store = None if reference is None else reference()
             if store is not None:
                 yield number, store
 
@@ -170,8 +174,6 @@ class Cuts:
         return store in self._held
 
     def _due(self, store: int, steps: int) -> Optional[int]:
-        if self._step is None:
-            self._step = self._resumed().step
         self._steps[store] = steps + 1
         step, self._step = self._step, self._step + 1
         is_first = self._leader is None
@@ -190,7 +192,7 @@ class Cuts:
         """To be called when the script ends in order, perhaps several times. Returns the step of
         the checkpoint that is due after the last step, once."""
         leader, self._leader = self._leader, None
-        if leader is None or not self._held or self._step is None:
+        if leader is None or not self._held:
             return None
         if self._steps[leader] % self._every:
             return None
