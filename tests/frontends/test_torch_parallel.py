@@ -133,6 +133,13 @@ def test_passes_that_add_up_from_a_later_step_on_have_workers_update_held_steps(
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+def test_buffers_are_each_rank_s_own_between_a_step_and_the_next_pass() -> None:
+    script = SCRIPTS / "torch_statistics.py"
+    expected, found = losses(script), losses(script, "-m", "p3kv.ddp")
+    assert len(expected) == 2 * 2 * (24 + 4 + 12 + 4)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_models_in_torch_s_wrapper_train_as_in_one_process() -> None:
     """Optimizers from before and after, several of one model; gradients that add up, by `no_sync`
     and without; losses that reach other models; clipping, buffers, and what is refused."""

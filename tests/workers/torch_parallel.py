@@ -300,10 +300,18 @@ def buffers_are_rank_0_s_or_each_its_own() -> None:
             made.zero_grad()
             loss_of(wrapped, batch(step, dist.get_rank())).backward()
             made.step()
-        mean = wrapped.module[1].running_mean.clone()
-        others = [torch.empty_like(mean) for _ in range(WORKERS)]
-        dist.all_gather(others, mean)
-        assert torch.equal(*others) == broadcast
+        mean = wrapped.module[1].running_mean
+        for is_after_pass in (False, True):
+            if is_after_pass:
+                wrapped.eval()(batch(0, 0))
+            others = [torch.empty_like(mean) for _ in range(WORKERS)]
+            dist.all_gather(others, mean)
+            assert torch.equal(*others) == (broadcast and is_after_pass)
+        loss_of(wrapped, batch(3, dist.get_rank())).backward()
+        made.step()
+        if dist.get_rank() == 0:  # alone, before the others train something else
+            with torch.no_grad():
+                wrapped(batch(0, 0))
 
 
 def gradients_are_used_before_a_step() -> None:

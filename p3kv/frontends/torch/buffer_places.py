@@ -18,6 +18,8 @@ from p3kv.frontends.torch.values.table_weight import TableWeight
 
 _log = logging.getLogger("p3kv")
 BROADCAST, AVERAGE, OWN = HOWS = ("broadcast", "average", "own")
+IN_FORWARD = "in the forward pass"
+"""As BROADCAST, when the next forward pass begins, as with DistributedDataParallel."""
 _TRAVELS_AS = {
     torch.float16: torch.float16,
     torch.bfloat16: torch.bfloat16,
@@ -79,11 +81,8 @@ kept: WeakValueDictionary[Tuple[int, str], Any] = WeakValueDictionary()
 
 
 def places_of(model: torch.nn.Module, how: str, devices: Devices) -> List[Place]:
-    """A model's buffers, each once, also those of which another optimizer takes care (`kept`).
-
-    Raises NotSupportedError for one that can't travel, unless each worker is to have its own: then
-    the log says that it is left out.
-    """
+    """A model's buffers, each once, also those that are `kept`. Raises NotSupportedError for one
+    that can't travel; where each worker has its own, the log says that it is left out."""
     found: Dict[int, Place] = {}
     for prefix, module in model.named_modules():
         for attribute, tensor in module._buffers.items():
@@ -106,9 +105,7 @@ def untrained_places(
     model: torch.nn.Module, trained: Collection[int], devices: Devices
 ) -> List[Place]:
     """A model's parameters but those with these ids, each once; the log says which can't travel.
-
-    Raises NotSupportedError for one that has no shape yet.
-    """
+    Raises NotSupportedError for one that has no shape yet."""
     found: Dict[int, Place] = {}
     for prefix, module in model.named_modules():
         for attribute, tensor in module._parameters.items():
@@ -164,8 +161,8 @@ def own_or_shared(chosen: Optional[str], rule: Consistency) -> str:
     forward pass would wait for them.
     """
     waits = rule.waits_for_each_round
-    if chosen is None:
-        return BROADCAST if waits else OWN
+    if chosen is None or chosen == IN_FORWARD:
+        return (chosen or BROADCAST) if waits else OWN
     if chosen != OWN and not waits:
         raise NotSupportedError(
             f"buffers={chosen!r} would have each worker wait for the others' buffers in each step, "

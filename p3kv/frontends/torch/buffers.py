@@ -20,6 +20,7 @@ from p3kv.errors import CheckpointError, NotSupportedError
 from p3kv.frontends.torch.buffer_places import (
     AVERAGE,
     BROADCAST,
+    IN_FORWARD,
     OWN,
     Memory,
     Place,
@@ -61,7 +62,7 @@ class Alias(Watcher):
     """A buffer that has memory of weights: whoever reads it waits for them."""
 
     def __init__(self, place: Place, weights: List[Tuple[Watcher, torch.Tensor]]) -> None:
-        """The weights, each with what waits for its value."""
+        """`weights`: each with what waits for its value."""
         self._place = place
         self._weights = weights
         self._late: Optional[torch.Tensor] = None
@@ -94,19 +95,19 @@ class Alias(Watcher):
 
 
 class Buffers:
-    """Has a model's buffers travel after each step, in a store of sums, whichever optimizer of the
-    model steps. Belongs to the script's thread.
+    """Has a model's buffers travel after each step, whichever of its optimizers makes it. Belongs
+    to the script's thread.
 
-    `broadcast`: all workers have worker 0's. `average`: all have the mean of numbers with a
-    fraction, and worker 0's of others. `own`: each goes on with its own. In any case all begin with
-    worker 0's, and checkpoints have them.
+    `broadcast`: all have worker 0's; `IN_FORWARD`: by `push_owed`. `average`: the mean of numbers
+    with a fraction, worker 0's of others. `own`: each its own. All begin with worker 0's, and
+    checkpoints have these.
     """
 
     def __init__(
         self, places: List[Place], how: str, worker: Worker, model: WorkerStore, devices: Devices
     ) -> None:
-        """Sends worker rank 0's buffers to all, and waits for them. `model`: the store of the
-        parameters. A checkpoint from which it goes on must have them."""
+        """Give all workers rank 0's buffers, or a checkpoint's, which must have them. `model`: the
+        parameters' store."""
         self._how = how
         self._worker = worker
         self._step = 0
@@ -146,11 +147,8 @@ class Buffers:
         self.wait()
 
     def join(self, user: User, how: str, chosen: bool) -> None:
-        """Has a step of one more optimizer push the buffers, which are `how` if that was `chosen`.
-        Worker rank 0's are sent to all again, if there were other users before.
-
-        Raises NotSupportedError where the buffers travel in another way.
-        """
+        """Has one more optimizer's steps push the buffers, which are `how` if that was `chosen`;
+        all get worker rank 0's again. Raises NotSupportedError where they travel in another way."""
         if how != self._how and self._how == OWN and how != OWN and not self._is_chosen:
             self._how = how  # as no step has pushed them
         if chosen and how != self._how:
@@ -166,25 +164,28 @@ class Buffers:
         self._users.add(user)
 
     def leave(self, user: User) -> None:
-        """An optimizer pushes them no more. Without any, another one may take them into its
-        care."""
+        """An optimizer pushes them no more. Without any, another one may."""
         self.wait()
         self._users.discard(user)
         if not self._users:
+            _owed.discard(self)
             for where in [where for where, keeper in kept.items() if keeper is self]:
                 del kept[where]
 
-    def push(self, step: int, giver: int = 0) -> None:
-        """Has buffers be those of all workers for whoever reads them from now on, at the end of a
-        step; worker `giver`'s, where they are one's."""
+    def push(self, step: int, giver: Optional[int]) -> None:
+        """At the end of a step: gives all workers the mean or worker `giver`'s buffers. Without a
+        giver they are worker 0's, and may be owed."""
         self._step = max(self._step, step)
-        if self._how != OWN:
-            self._push(lambda pack: self._how == AVERAGE and pack.dtype.is_floating_point, giver)
+        if self._how == IN_FORWARD and giver is None:
+            _owed.add(self)
+        elif self._how != OWN:
+            averages = self._how == AVERAGE
+            self._push(lambda pack: averages and pack.dtype.is_floating_point, giver or 0)
 
     @property
     def are_one_worker_s(self) -> bool:
         """Whether all have those of one worker."""
-        return self._how == BROADCAST or (
+        return self._how in (BROADCAST, IN_FORWARD) or (
             self._how == AVERAGE and not all(one.dtype.is_floating_point for one in self._packs)
         )
 
@@ -207,9 +208,20 @@ class Buffers:
         return [] if self._how == BROADCAST else [pack.copied() for pack in self._packs]
 
 
+_owed: WeakSet[Buffers] = WeakSet()
+"""Those that are to be pushed."""
+
+
+def push_owed() -> None:
+    """Push what waits for a forward pass: one begins, or workers are about to do different
+    things."""
+    for buffers in sorted(_owed, key=lambda one: one._own.number):
+        buffers._push(lambda pack: False)
+    _owed.clear()
+
+
 class Untrained:
-    """Parameters of a model that no optimizer has: all workers begin with worker rank 0's, and
-    checkpoints have these. Belongs to the script's thread."""
+    """Parameters that no optimizer has: all begin with worker rank 0's, which checkpoints have."""
 
     def __init__(
         self,
@@ -219,12 +231,8 @@ class Untrained:
         own: WorkerStore,
         devices: Devices,
     ) -> None:
-        """Sends worker rank 0's values to all, and waits for them. Their keys in the store of the
-        optimizer begin with `first_key`.
-
-        Raises CheckpointError for other parameters than those of the checkpoint from which the job
-        goes on; one from before checkpoints had them has none.
-        """
+        """Give all workers rank 0's values. Their keys in the optimizer's store begin with
+        `first_key`. Raises CheckpointError for other parameters than a checkpoint has."""
         self._places = places
         if own.resumed is not None and not own.was_left:
             self._fill(own)
@@ -245,8 +253,7 @@ class Untrained:
             pack.take()
 
     def copied(self, trained: Collection[int]) -> List[Unpushed]:
-        """Copies for a checkpoint of those that nothing trains now, by the ids of those that
-        something does."""
+        """Copies for a checkpoint of those that are not `trained` now, by id."""
         copies = []
         for place in self._places:
             if id(place.tensor) not in trained:
@@ -342,8 +349,7 @@ class Pack(Arriving):
         giver: int,
         weights: Callable[[], Memory],
     ) -> None:
-        """All take worker `giver`'s values, or the mean. Buffers that have taken the place of
-        others may be aliases of `weights`, which are not written then."""
+        """All take worker `giver`'s values, or the mean. Aliases of `weights` are not written."""
         self.key.round += 1
         self._find_aliases(weights)
         gives, lands = averages or worker.rank == giver, averages or worker.rank != giver
@@ -461,8 +467,7 @@ def _arrived(pack: Pack, source: Optional[torch.Tensor], error: Optional[BaseExc
 
 
 def _has_left(pack: Pack, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
-    """Called in the worker's thread; `source` stays until then. Nobody waits for it, and a later
-    round may be under way."""
+    """As `_arrived`. Nobody waits for it, and a later round may be under way."""
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -14,13 +14,12 @@ _STEPS_ALIKE = 3
 
 
 class Hooks:
-    """Has a method be called when a parameter's gradient is complete, in the thread that runs
-    `backward`. Belongs to the script's thread.
+    """Calls a method when a parameter's gradient is complete, in the thread that runs `backward`.
+    Belongs to the script's thread.
 
-    To call one takes torch 5 us for each tensor. So in a bucket whose gradients come in the same
-    order in some steps, only the last one has a hook. Once not all others are there when it is
-    called, or something has written to them, all have hooks again; what has come without one leaves
-    in `step` then, where also what changes after `backward` is found.
+    A hook takes torch 5 us. So in a bucket whose gradients come in the same order in some steps,
+    only the last one has a hook. Once not all others are there when it is called, or something has
+    written to them, all have hooks again; what has come without one leaves in `step` then.
     """
 
     def __init__(self, buckets: Sequence[Bucket], ready: Callable[[torch.Tensor], None]) -> None:

@@ -47,10 +47,7 @@ class LocalSteps(Steps):
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str],
     ) -> None:
-        """`buffers` as in `SharedModel`.
-
-        Raises NotSupportedError for a parameter or a buffer that can't be shared.
-        """
+        """`buffers`, and what it raises, as in `SharedModel`."""
         super().__init__(model, optimizer)
         own = self._own = client.own
         rule = own.rule.local

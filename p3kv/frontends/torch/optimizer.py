@@ -14,6 +14,7 @@ from p3kv import config
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import AloneSteps, CopiedSteps, warn_alone
 from p3kv.frontends.torch.averages import AverageSteps
+from p3kv.frontends.torch.buffers import push_owed
 from p3kv.frontends.torch.clipping import checked
 from p3kv.frontends.torch.joining import How
 from p3kv.frontends.torch.local import LocalSteps
@@ -306,6 +307,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         if not enable:
             return nullcontext()
+        push_owed()  # a worker without batches makes no forward pass
         return self._steps.joined(How(divide_by_initial_world_size, throw_on_early_termination))
 
     def sum(self, number: Any) -> Union[int, float]:

@@ -21,6 +21,8 @@ from p3kv import config
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import meet_alone, warn_alone
 from p3kv.frontends.torch.averages import AverageSteps
+from p3kv.frontends.torch.buffer_places import IN_FORWARD, OWN
+from p3kv.frontends.torch.buffers import push_owed
 from p3kv.frontends.torch.environment import take_rank
 from p3kv.frontends.torch.joining import is_open
 from p3kv.frontends.torch.optimizer import Optimizer
@@ -94,6 +96,7 @@ class DistributedDataParallel(TorchParallel):
                 )
                 for optimizer in attached:
                     optimizer.model_called(id(self), is_fed, self.require_backward_grad_sync)
+        push_owed()
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Takes torch's hooks that round gradients, before the model is first called, for all
@@ -309,7 +312,7 @@ class _Attached:
         taken.update(map(id, orphans))
         vars(optimizer)["_orphans"] = orphans
         modules = [model.module for model in models]
-        buffers = None if any(model.broadcast_buffers for model in models) else "own"
+        buffers = IN_FORWARD if any(model.broadcast_buffers for model in models) else OWN
         attached = WrappedOptimizer(
             modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules), optimizer, buffers
         )

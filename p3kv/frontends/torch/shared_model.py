@@ -22,7 +22,7 @@ from p3kv.frontends.torch.buffer_places import (
     places_of,
     untrained_places,
 )
-from p3kv.frontends.torch.buffers import Alias, Buffers, Untrained
+from p3kv.frontends.torch.buffers import Alias, Buffers, Untrained, push_owed
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.joining import Attendance
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
@@ -51,8 +51,8 @@ from p3kv.worker.saving.cuts import Unpushed
 
 
 class SharedModel:
-    """Declares parameters, has all workers begin with the same values, and stops what has trained
-    the parameters before. Belongs to the script's thread."""
+    """Declares parameters, gives all workers the same first values, and stops what has trained them
+    before. Belongs to the script's thread."""
 
     def __init__(
         self,
@@ -135,8 +135,8 @@ class SharedModel:
         return self._how if self._chosen else None
 
     def begin(self, steps: Steps) -> None:
-        """Has `steps` train the parameters, which nothing refuses any more, and stops older ones.
-        Sends worker rank 0's values to all workers, and waits for them."""
+        """Has `steps` train the parameters, in place of older ones, and gives all workers rank 0's
+        values."""
         for weight in self.every:
             older = _STEPS_OF.get(id(weight.parameter))
             if older is not None:
@@ -164,8 +164,7 @@ class SharedModel:
                 self._buffers.append(buffers)
 
     def belong_to(self, steps: Steps) -> None:
-        """Has `steps` train the parameters. Their values come before the worker leaves, or the
-        script has failed. When nobody has them any more, the store is forgotten."""
+        """Has `steps` train the parameters. Their values come before the worker leaves."""
         for weight in self.every:
             _STEPS_OF[id(weight.parameter)] = steps
         if not _ALL:
@@ -192,19 +191,18 @@ class SharedModel:
         return [weight.parameter for weight in self.every]
 
     def push_buffers(self, attendance: Optional[Attendance] = None) -> None:
-        """Has buffers be those of all workers, at the end of a step. Where workers go on without
-        each other, they go on with those that they have. `attendance`: of those that have a batch
-        for the step, the first one's buffers are those of all."""
+        """At the end of a step: shares buffers, unless workers go on without each other.
+        `attendance`: the first worker that has a batch gives them."""
         if own_or_shared(None, self._own.rule) != OWN:
             of_one = any(buffers.are_one_worker_s for buffers in self._buffers)
-            giver = attendance.present()[0] if attendance is not None and of_one else 0
+            giver = None if attendance is None else attendance.present()[0] if of_one else 0
             for buffers in self._buffers:
                 buffers.push(self.pushes.step, giver)
         for alias in self._aliases:
             alias.arm()
 
     def weights_as_buffers(self) -> Buffers:
-        """The parameters as buffers, which any worker may give to all. All workers call it."""
+        """The parameters as buffers, which any worker may give to all."""
         own = {id(weight.parameter) for weight in self.every}
         others = {id(one) for one in self._model.parameters()} - own
         places = untrained_places(self._model, others, self._devices)
@@ -418,6 +416,8 @@ def _finish() -> None:
         if steps is None or shared is None:
             continue
         if not this_process.give_up_if_script_failed():
+            with suppress(P3Error):
+                push_owed()
             shared.worker.script_ends()
             with suppress(P3Error):  # which the worker tells
                 steps.settle()
