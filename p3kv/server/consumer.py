@@ -70,12 +70,7 @@ from p3kv.wire.header import (
 )
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import JobSettings, Squares, Vote, encode
-from p3kv.wire.rows import (
-    NUMBER,
-    check_frame,
-    check_numbers,
-    memory,
-)
+from p3kv.wire.rows import NUMBER, check_frame, check_numbers, memory
 from p3kv.wire.tracing import span, trace_arrival, traced
 
 _log = logging.getLogger(__name__)
@@ -488,12 +483,7 @@ class Consumer:
                 self._send_value(rank, urgent, header, buffer, payload)
 
     def _send_value(
-        self,
-        rank: int,
-        urgent: int,
-        header: SliceValueHeader,
-        buffer: Buffer,
-        payload: Payload,
+        self, rank: int, urgent: int, header: SliceValueHeader, buffer: Buffer, payload: Payload
     ) -> None:
         """Queues a value as it travels, which the buffer has."""
         if isinstance(payload, memoryview):

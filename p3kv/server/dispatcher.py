@@ -11,7 +11,7 @@ from p3kv.config import Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import JobOptimizers
-from p3kv.server.saving.parts_of_workers import PartsOfWorkers
+from p3kv.server.saving.checkpoints import PartsOfWorkers
 from p3kv.server.stragglers import Stalls
 from p3kv.server.workers import Workers
 from p3kv.slicing import value_credit_bytes
@@ -26,13 +26,7 @@ from p3kv.wire.fields import (
     StoreHeader,
 )
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import (
-    INITIAL_ROUND,
-    LAST,
-    MAX_PROBE_BYTES,
-    URGENT,
-    Kind,
-)
+from p3kv.wire.header import INITIAL_ROUND, LAST, MAX_PROBE_BYTES, URGENT, Kind
 from p3kv.wire.messages import (
     UNKNOWN,
     Checkpoint,

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from p3kv.server.workers import Workers
 from p3kv.slicing import CREDIT_BYTES
 from p3kv.transport import Listener, make_transport
 from p3kv.wire.address import own_address
-from p3kv.wire.control import ControlClient
+from p3kv.wire.control import ControlClient, Node
 from p3kv.wire.credentials import Credentials, Proofs
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
@@ -44,6 +44,7 @@ from p3kv.wire.messages import (
     Roster,
     ServerNumbers,
     TimeTold,
+    ToScheduler,
     WorkersMayLeave,
 )
 from p3kv.wire.tracing import SchedulersClock
@@ -75,7 +76,9 @@ def run_server(launch: Launch, settings: Settings) -> None:
         server.close()
 
 
-class _Server:
+class _Server(Node):
+    hears = (Roster, WorkersMayLeave, Finished, TimeTold)
+
     def __init__(
         self, launch: Launch, settings: Settings, credentials: Credentials, listener: Listener
     ) -> None:
@@ -95,20 +98,7 @@ class _Server:
         self._metrics: Optional[Metrics] = None
         self._clock = SchedulersClock()
         self._control = ControlClient(
-            launch,
-            settings,
-            self._credentials,
-            listener.address,
-            settings.transport,
-            {
-                Roster: lambda message: self._loop.call_soon(self._join, message),
-                WorkersMayLeave: lambda message: self._loop.call_soon(self._let_workers_leave),
-                Finished: lambda message: self._loop.call_soon(self._loop.stop),
-                TimeTold: self._clock.take,
-            },
-            on_failure=lambda error: self._loop.call_soon(self._fail, error),
-            known_round=lambda: self._workers.known_round(),
-            numbers=self._numbers,
+            launch, settings, self._credentials, listener.address, settings.transport, self
         )
         self._workers = Workers(self._loop, self._control, settings.silence_timeout_s)
         self._control.start()
@@ -134,8 +124,7 @@ class _Server:
             reason = "it was stopped by Ctrl-C"
             if not interrupted:
                 reason = f"p3kv failed in the server: {in_one_line(error)}"
-            known_round = self._workers.known_round()
-            failure = Failure(reason, "server", self._rank, known_round, "P3Error")
+            failure = Failure(reason, "server", self._rank, self.known_round(), "P3Error")
             self._control.send(ReportFailure(failure))
 
     def close(self) -> None:
@@ -152,13 +141,32 @@ class _Server:
         self._listener.close()
         self._import_thread.shutdown()  # an import that is cut short says so
 
+    # What the session with the scheduler asks, in its thread.
+
+    def hear(self, message: Any) -> Optional[ToScheduler]:
+        if isinstance(message, TimeTold):
+            return self._clock.take(message)
+        if isinstance(message, Roster):
+            self._loop.call_soon(self._join, message)
+        elif isinstance(message, WorkersMayLeave):
+            self._loop.call_soon(self._let_workers_leave)
+        else:
+            self._loop.call_soon(self._loop.stop)
+        return None
+
+    def fail_soon(self, error: P3Error) -> None:
+        self._loop.call_soon(self._fail, error)
+
+    def known_round(self) -> int:
+        return self._workers.known_round()
+
     # Joining, and who is connected.
 
     def _join(self, roster: Roster) -> None:
         self._rank = self._workers.server = roster.rank
         name_rank(self._rank)
         try:
-            self._metrics = Metrics(self._settings, "server", self._rank, self._numbers)
+            self._metrics = Metrics(self._settings, "server", self._rank, self.numbers)
         except ConfigError as error:
             self._workers.fail(str(error), UNKNOWN, "ConfigError")
         hosts = [host for host, *_ in roster.servers]
@@ -178,10 +186,14 @@ class _Server:
         # seconds, and the first step would wait for it. Meanwhile this thread handles connections.
         # Workers are welcome only after that: they measure the network then.
         needs_none = self._needs_no_framework(len(roster.workers))
-        imported = self._import_thread.submit(
-            (lambda: None) if needs_none else self._optimizers.get_ready
-        )
-        imported.add_done_callback(lambda _: self._loop.call_soon(admission.begin_to_serve))
+        self._import_thread.submit(self._import, needs_none, admission)
+
+    def _import(self, needs_none: bool, admission: Admission) -> None:
+        try:
+            if not needs_none:
+                self._optimizers.get_ready()
+        finally:
+            self._loop.call_soon(admission.begin_to_serve)
 
     def _needs_no_framework(self, workers: int) -> bool:
         """Whether workers train by themselves, as far as this server knows: then the outer
@@ -215,7 +227,7 @@ class _Server:
     def _consume(self) -> bool:
         return self._consumer is not None and self._consumer.consume()
 
-    def _numbers(self) -> ServerNumbers:
+    def numbers(self) -> ServerNumbers:
         """Measurements of this server; from any thread."""
         connections = list(self._workers.connections.values())
         lateness, inversions = self._lateness, self._loop.inversions

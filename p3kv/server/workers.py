@@ -22,12 +22,7 @@ class Workers:
     """The connections of this job's workers, by rank, once their handshake is complete. Belongs to
     the server's thread."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        control: ControlClient,
-        silence_timeout_s: float,
-    ) -> None:
+    def __init__(self, loop: Loop, control: ControlClient, silence_timeout_s: float) -> None:
         self.server = UNKNOWN
         """The rank of this server, from the roster on."""
         self.connections: Dict[int, Connection] = {}

@@ -74,7 +74,7 @@ class Client(Generic[O]):
         optimizers. `goes_on(store)` makes what has them go on from a checkpoint. `consistency`
         chooses the rule, if that is not the job's. `stays`: checkpoints have the store until the
         job ends. `reads` notes in which order the forward pass reads parameters; without it, the
-        front end says so by `publish_order`. `refuse_part` as in `ClippedSteps`.
+        front end says so by `publish_order`. `refuse_part` as in `Pushes`.
 
         Waits until all workers are there. Raises ConfigError where this process is no worker.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Set
+from typing import Any, Callable, Dict, Iterator, Optional, Set
 
 from p3kv.errors import ConfigError
 from p3kv.wire.messages import Key
@@ -19,11 +19,8 @@ class ClippedSteps:
     the front end says belong together, or those of one call. Belongs to the script's thread.
     """
 
-    def __init__(self, own: WorkerStore, refuse_part: Callable[[Any], NoReturn]) -> None:
-        """`refuse_part(keys)` raises NotSupportedError: they are of a step that was clipped without
-        them."""
+    def __init__(self, own: WorkerStore) -> None:
         self._own = own
-        self._refuse_part = refuse_part
         self.max_norm: Optional[float] = None
         """None: steps are not clipped. Infinity: only their norm is computed."""
         self.epsilon = ClippedStep._field_defaults["epsilon"]
@@ -79,13 +76,11 @@ class ClippedSteps:
             self._inside = False
             self.end()
 
-    def begin_call(self, is_new_step: Callable[[], bool], keys: Any) -> None:
-        """To be called before keys are pushed. `is_new_step()`: whether one of them has been pushed
-        in every step so far. NotSupportedError if they belong to a step that has ended."""
+    def begin_call(self) -> bool:
+        """Return whether the pushes of a call that begins are a step by themselves."""
         if not self._inside:
             self.end()
-            if not is_new_step():
-                self._refuse_part(keys)
+        return not self._inside
 
     def end_call(self) -> None:
         """To be called when keys are pushed."""

@@ -81,11 +81,7 @@ class _OuterGoesOn(GoesOn[OuterOptimizer]):
         return fresh
 
     def give(
-        self,
-        key: WorkerKey,
-        states: Sequence[State],
-        optimizer: OuterOptimizer,
-        member: int = 0,
+        self, key: WorkerKey, states: Sequence[State], optimizer: OuterOptimizer, member: int = 0
     ) -> None:
         give_state(self._own, key, State.joined(states), whole=False)
 

@@ -44,8 +44,10 @@ class Pushes(Generic[O]):
         refuse_part: Callable[[Any], NoReturn],
     ) -> None:
         """Worker rank 0 tells the servers the settings and their front end; all workers count.
-        `refuse_part` is that of `ClippedSteps`."""
+        `refuse_part(keys)` raises NotSupportedError: they are of a step that was clipped without
+        them."""
         self._own = own
+        self._refuse_part = refuse_part
         self.front_end = front_end
         self.checks = Checks(own)
         """Refuses optimizers and pushes of this store."""
@@ -75,7 +77,7 @@ class Pushes(Generic[O]):
         """The value of `_steps` when the optimizer was set."""
         self._owes_settings = False
         """Whether the servers hold rounds of workers' own until this store's next step begins."""
-        self.clipping = ClippedSteps(own, refuse_part)
+        self.clipping = ClippedSteps(own)
         self.marks_steps = False
         """Whether, without an optimizer, each step that the front end marks has a number of its
         own. To be set by the front end."""
@@ -169,13 +171,11 @@ class Pushes(Generic[O]):
         Raises NotSupportedError where the call can't be a step that is clipped."""
         if self.optimizer is None:
             self.checks.clips_without_optimizer()
-        keys = [key.key for key, *_ in known]
-
-        def is_new_step() -> bool:
+        if self.clipping.begin_call():
+            keys = [key.key for key, *_ in known]
             most = max((self.updates.get(key, 0) for key in keys), default=self._steps)
-            return self._since + most + 1 > self._steps
-
-        self.clipping.begin_call(is_new_step, keys)
+            if self._since + most + 1 <= self._steps:  # none was pushed in every step so far
+                self._refuse_part(keys)
 
     # The optimizer.
 

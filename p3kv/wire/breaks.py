@@ -77,13 +77,7 @@ class Breaks:
     Belongs to the thread of the event loop.
     """
 
-    def __init__(
-        self,
-        role: str,
-        timeout_s: float,
-        loop: Loop,
-        control: ControlClient,
-    ) -> None:
+    def __init__(self, role: str, timeout_s: float, loop: Loop, control: ControlClient) -> None:
         """`role` is that of the peers. The scheduler is told at once of each link that ends: the
         peer's process may have ended, and others know that better. After `timeout_s` a peer
         without a link is suspected."""

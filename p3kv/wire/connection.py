@@ -80,11 +80,7 @@ class Connection:
     """
 
     def __init__(
-        self,
-        link: Link,
-        conversation: Conversation,
-        handler: Handler,
-        send_buffer_bytes: int,
+        self, link: Link, conversation: Conversation, handler: Handler, send_buffer_bytes: int
     ) -> None:
         """`send_buffer_bytes`: the credit, until `hold_at_most` changes it."""
         self.handler = handler

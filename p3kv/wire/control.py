@@ -6,9 +6,10 @@ import logging
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
-from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional, Tuple, Type, TypeVar
+from typing import Any, Deque, List, NoReturn, Optional, Tuple, Type, TypeVar
 
 import zmq
 from msgspec import structs
@@ -60,15 +61,31 @@ _PATIENCE_S = 2.0
 M = TypeVar("M")
 
 
-class ControlClient:
-    """Speaks with the scheduler for this process.
+class Node(ABC):
+    """A process of the job, as its session with the scheduler asks it: in the session's thread."""
 
-    `on_failure(error)` is called once, from this client's thread, when the job can't go on;
-    `known_round()`, from there too, says how far this process has come, or UNKNOWN, and `numbers()`
-    what it has measured, if there is anything.
-    Messages whose type is in `handlers` go there (in this client's thread), and what comes back is
-    sent; any other is the answer to a `request`. All methods may be called from any thread.
-    """
+    hears: Tuple[type, ...]
+    """The messages that go to `hear`; any other is the answer to a request."""
+
+    @abstractmethod
+    def hear(self, message: Any) -> Optional[ToScheduler]:
+        """Take a message; return the answer, if there is one."""
+
+    @abstractmethod
+    def fail_soon(self, error: P3Error) -> None:
+        """The job can't go on; called once."""
+
+    @abstractmethod
+    def known_round(self) -> int:
+        """How far this process has come, or UNKNOWN."""
+
+    @abstractmethod
+    def numbers(self) -> Optional[Numbers]:
+        """What it has measured, if there is anything."""
+
+
+class ControlClient:
+    """Speaks with the scheduler for this process. All methods may be called from any thread."""
 
     def __init__(
         self,
@@ -77,18 +94,12 @@ class ControlClient:
         credentials: Credentials,
         listen_address: Tuple[str, int],
         transport: str,
-        handlers: Dict[type, Callable[[Any], Optional[ToScheduler]]],
-        on_failure: Callable[[P3Error], None],
-        known_round: Callable[[], int],
-        numbers: Callable[[], Optional[Numbers]],
+        node: Node,
         neighbourhood: str = "",
     ) -> None:
         self._launch = launch
         self._settings = settings
-        self._handlers = handlers
-        self._on_failure = on_failure
-        self._known_round = known_round
-        self._numbers = numbers
+        self._node = node
         self.slowest: Optional[Lag] = None
         """The worker for which the others wait longest, as the scheduler has told last."""
         self._created_at = time.monotonic()
@@ -223,7 +234,7 @@ class ControlClient:
                 return
             self._error = error
             self._changed.notify_all()
-        self._on_failure(error)
+        self._node.fail_soon(error)
 
     def _run(self) -> None:
         context = zmq.Context()
@@ -309,7 +320,7 @@ class ControlClient:
         if self._alive_at is not None and now >= self._alive_at and not self._closing:
             self._alive_at = now + ALIVE_EVERY_S
             self._scheduler.leave_out(self._own_pauses.look(now), now)
-            self._outbox.append(encode(Alive(self._numbers(), round=self._known_round())))
+            self._outbox.append(encode(Alive(self._node.numbers(), round=self._node.known_round())))
             silent_s = self._scheduler.due_s(now)
             if silent_s is not None:
                 self._warn_of_scheduler(silent_s)
@@ -375,8 +386,8 @@ class ControlClient:
             with self._changed:
                 self._welcomed = True
                 self._changed.notify_all()
-        elif type(message) in self._handlers:
-            answer = self._handlers[type(message)](message)
+        elif isinstance(message, self._node.hears):
+            answer = self._node.hear(message)
             if answer is not None:
                 self.send(answer)
         else:
@@ -398,6 +409,6 @@ class ControlClient:
             reason, hint = "its process ended", "See its own output for why."
             if silent_s >= SILENT_S:
                 reason, hint = f"it has not answered for {for_so_long(silent_s)}", SILENT_HINT
-            known_round = self._known_round()
+            known_round = self._node.known_round()
             failure = Failure(reason, "scheduler", UNKNOWN, known_round, hint=hint)
             self._fail(failure.to_error())

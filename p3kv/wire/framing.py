@@ -164,11 +164,7 @@ class Frame:
         cls.tells_arrived = cls.arrived is not Frame.arrived
 
     def __init__(
-        self,
-        priority: int,
-        header: Header,
-        payload: Optional[Pieces] = None,
-        in_turn: bool = False,
+        self, priority: int, header: Header, payload: Optional[Pieces] = None, in_turn: bool = False
     ) -> None:
         """`payload` must stay as it is until the peer is known to have it (`arrived`). `in_turn`:
         the frame may have to wait for its turn."""

@@ -111,8 +111,7 @@ FROM_WORKERS: Rules = {
         Kind.PUSH: Rule(MAX_SLICE_BYTES, flags=_OF_PUSH),
         Kind.PULL: Rule(flags=EXACT),
         Kind.PUSH_ROWS: Rule(
-            MAX_ROWS_BYTES,
-            flags=ENCODED | GAPS | ACKNOWLEDGE | NO_GRADIENT | IN_HOST_SUM | CARRIES,
+            MAX_ROWS_BYTES, flags=ENCODED | GAPS | ACKNOWLEDGE | NO_GRADIENT | IN_HOST_SUM | CARRIES
         ),
         Kind.PULL_ROWS: Rule(
             MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED | PullRowsHeader.KNOWN | EXACT

@@ -156,13 +156,14 @@ class DataPlane(Handler):
         self._silences.look(now_s)
         self._stalls.look(now_s)
         if self._script.has_waited_for(self._first_s, now_s):
-            self._job.control.send(self.whereabouts())
+            self.tell_whereabouts()
         self._forget_idle()
         self._job.loop.call_later(LOOK_EVERY_S, self.look_for_silences)
 
-    def whereabouts(self, asked: Sequence[Tuple[int, int]] = ()) -> messages.Whereabouts:
-        """Where the script is, and for which of these rounds of keys it has not pushed."""
-        return self._script.whereabouts(asked, self.keys, self.exchange)
+    def tell_whereabouts(self, asked: Sequence[Tuple[int, int]] = ()) -> None:
+        """Tell the scheduler where the script is, and for which of these rounds of keys it has not
+        pushed."""
+        self._job.control.send(self._script.whereabouts(asked, self.keys, self.exchange))
 
     def connect(self, server: int, link: Link) -> Connection:
         """Makes a link the connection to a server."""

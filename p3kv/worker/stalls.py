@@ -40,11 +40,7 @@ class StallWarnings:
     """
 
     def __init__(
-        self,
-        rank: int,
-        keys: Mapping[int, WorkerKey],
-        exchange: Exchange,
-        first_s: float,
+        self, rank: int, keys: Mapping[int, WorkerKey], exchange: Exchange, first_s: float
     ) -> None:
         """`rank` is this worker's, and `keys` are those that it has declared. A script that has
         waited for less than `first_s` has not waited."""
@@ -134,10 +130,7 @@ class Silences:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        servers: Mapping[int, Connection],
-        exchange: Exchange,
+        self, settings: Settings, servers: Mapping[int, Connection], exchange: Exchange
     ) -> None:
         self._settings = settings
         self._servers = servers

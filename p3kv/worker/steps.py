@@ -26,11 +26,7 @@ class WorkerSteps:
     """
 
     def __init__(
-        self,
-        rank: int,
-        servers: Mapping[int, Connection],
-        checkpoints: Checkpoints,
-        tuning: Tuning,
+        self, rank: int, servers: Mapping[int, Connection], checkpoints: Checkpoints, tuning: Tuning
     ) -> None:
         self._rank = rank
         self._servers = servers

@@ -344,11 +344,7 @@ class WorkerStore:
         return [states[server] for server, _ in key.runs]
 
     def load_optimizer_state(
-        self,
-        key: WorkerKey,
-        states: Iterator[Optional[PlainState]],
-        whole: bool,
-        member: int = 0,
+        self, key: WorkerKey, states: Iterator[Optional[PlainState]], whole: bool, member: int = 0
     ) -> None:
         """Worker rank 0 gives the servers' optimizer what it is to remember of a key from the end
         of this worker's last round on, in the order of the key's runs. Waits until each has its

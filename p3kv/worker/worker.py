@@ -31,7 +31,7 @@ from p3kv.errors import (
 )
 from p3kv.wire.address import own_address
 from p3kv.wire.breaks import Breaks
-from p3kv.wire.control import ControlClient
+from p3kv.wire.control import ControlClient, Node
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import (
@@ -47,7 +47,8 @@ from p3kv.wire.messages import (
     Roster,
     SliceSizes,
     TimeTold,
-    Whereabouts,
+    ToScheduler,
+    WorkerNumbers,
 )
 from p3kv.wire.tracing import SchedulersClock
 from p3kv.worker.data_plane import DataPlane
@@ -64,13 +65,15 @@ _log = logging.getLogger(__name__)
 _CLOSE_S = 10.0
 
 
-class Worker(JobMember):
+class Worker(JobMember, Node):
     """This process's part in the job.
 
     Creating it registers the process with the scheduler; `start` joins the job. Transfers
     may be begun from any thread; the other methods belong to the thread that uses the store.
     All raise the job's failure once there is one.
     """
+
+    hears = (NewSliceSizes, TimeTold, AskWhereabouts)
 
     def __init__(self, launch: Launch, settings: Settings, libraries: Collection[str]) -> None:
         """`settings` hold until `start`. `libraries`: packages whose lines are not the script's."""
@@ -98,22 +101,7 @@ class Worker(JobMember):
         self._measures = Measures(self, self.num_workers)
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self.control = ControlClient(
-            launch,
-            settings,
-            self._credentials,
-            (self.address, 0),
-            "",
-            {
-                NewSliceSizes: lambda message: self.loop.call_soon(
-                    self._joined.tuning.want, message.sizes
-                ),
-                TimeTold: self._clock.take,
-                AskWhereabouts: self._whereabouts,
-            },
-            on_failure=lambda error: self.loop.call_soon(self._fail, error),
-            known_round=self._known_round,
-            numbers=self._measures.told,
-            neighbourhood=neighbourhood(),
+            launch, settings, self._credentials, (self.address, 0), "", self, neighbourhood()
         )
         self.control.start()
         os.register_at_fork(after_in_child=self._close_in_child)
@@ -194,7 +182,7 @@ class Worker(JobMember):
         """Ends the job because this process can't go on, and tells all processes the reason.
         Transfers that are under way end with an error, and so do those that begin until `close`."""
         if self.failure is None and not self.has_left:
-            failure = Failure(reason, "worker", self.rank, self._known_round(), "P3Error")
+            failure = Failure(reason, "worker", self.rank, self.known_round(), "P3Error")
             self.control.send(ReportFailure(failure))
             # Sent first, so that no process sees these connections end before it knows the reason.
             self.control.close()
@@ -349,18 +337,31 @@ class Worker(JobMember):
             joined = self._data_plane
             joined.times.script.blocked(joined.steps.latest, since_s, time.monotonic())
 
-    def _whereabouts(self, ask: AskWhereabouts) -> Optional[Whereabouts]:
-        """Answers the scheduler, which asks where the script is: in the worker's thread, if that
-        runs."""
-        if not self.started:
-            return self.script.whereabouts(ask.asks)
-        joined = self._joined
-        self.loop.call_soon(lambda: self.control.send(joined.whereabouts(ask.asks)))
-        return None
-
     def stats(self) -> Dict[str, Any]:
         """Measurements of this worker so far (`WorkerNumbers`), and what it has been told."""
         return self._measures.stats()
+
+    # What the session with the scheduler asks, in its thread.
+
+    def hear(self, message: Any) -> Optional[ToScheduler]:
+        if isinstance(message, TimeTold):
+            return self._clock.take(message)
+        if isinstance(message, NewSliceSizes):
+            self.loop.call_soon(self._joined.tuning.want, message.sizes)
+        elif self.started:
+            self.loop.call_soon(self._joined.tell_whereabouts, message.asks)
+        else:
+            return self.script.whereabouts(message.asks)
+        return None
+
+    def fail_soon(self, error: P3Error) -> None:
+        self.loop.call_soon(self._fail, error)
+
+    def known_round(self) -> int:
+        return UNKNOWN if self._data_plane is None else self._data_plane.known_round
+
+    def numbers(self) -> Optional[WorkerNumbers]:
+        return self._measures.told()
 
     # The worker's thread.
 
@@ -417,9 +418,6 @@ class Worker(JobMember):
         """This worker's data plane, since it has joined the job."""
         assert self._data_plane is not None
         return self._data_plane
-
-    def _known_round(self) -> int:
-        return UNKNOWN if self._data_plane is None else self._data_plane.known_round
 
     def _shut_down(self) -> None:
         self.control.send(Bye())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from p3kv.errors import ProtocolError
 from p3kv.server.engine import BucketSlice, ServerKey
 from p3kv.server.optimizer import Optimizer, State
-from p3kv.server.saving.key_cut import KeyCut
+from p3kv.server.saving.key_cuts import KeyCut
 from p3kv.slicing import BUCKET
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, Member, SliceSizes

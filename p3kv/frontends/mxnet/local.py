@@ -29,10 +29,10 @@ from p3kv.frontends.mxnet.optimizers import saved_states
 from p3kv.frontends.mxnet.optimizers.optimizer_settings import KEPT_BY_KEY
 from p3kv.frontends.mxnet.optimizers.plain_states import put_together
 from p3kv.frontends.mxnet.steps import Pushed, Steps
-from p3kv.store import nested
 from p3kv.store.outer import of_inner, set_outer_optimizer
 from p3kv.store.pushes import Pushes
 from p3kv.store.resuming import Resuming
+from p3kv.store.states import take_apart
 from p3kv.store.turns import Progress
 from p3kv.wire.messages import Key
 from p3kv.worker.saving.cuts import Trained, TrainedArray
@@ -388,7 +388,7 @@ class InnerOptimizer:
         numbers = {
             TAKES_AT: takes_at,
             _UPDATES: self._counts(first).get(key.key),
-            _STATE: nested.take_apart((self._updater.states.get(key.key), kept), keep),
+            _STATE: take_apart((self._updater.states.get(key.key), kept), keep),
         }
         return Trained(key.key_id, key.key, numbers, arrays)
 

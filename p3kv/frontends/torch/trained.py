@@ -11,7 +11,7 @@ import torch
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.tensors import array_of, tensor_in
 from p3kv.frontends.torch.values.bucket import Bucket
-from p3kv.store import nested
+from p3kv.store.states import put_together, take_apart
 from p3kv.store.turns import Progress
 from p3kv.worker.saving.cuts import Trained, TrainedArray
 
@@ -44,7 +44,7 @@ def copied(bucket: Bucket, progress: Progress, state: Any) -> Trained:
             return {_BOOL: name}
         return name if value.device == weight.device else {_ON_HOST: name}
 
-    numbers[_STATE] = nested.take_apart(state, keep)
+    numbers[_STATE] = take_apart(state, keep)
     return Trained(bucket.key.key_id, bucket.key.key, numbers, arrays)
 
 
@@ -71,7 +71,7 @@ def go_on(
             return tensor_in(arrays[kept[_ON_HOST]])
         return tensor_in(arrays[kept[_BOOL]]).to(weight.device, torch.bool)
 
-    return nested.put_together(numbers[_STATE], array)
+    return put_together(numbers[_STATE], array)
 
 
 def _keep(arrays: Dict[str, TrainedArray], name: str, tensor: torch.Tensor) -> None:

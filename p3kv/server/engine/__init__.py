@@ -6,28 +6,3 @@ from p3kv.server.engine.rounds import OwnRounds, Record, Round, Wait
 from p3kv.server.engine.rows import RowsFrame, RowsSnapshot, SentRows, ServerRows
 from p3kv.server.engine.slices import BucketSlice, LateBytes, Payload, ServerSlice
 from p3kv.server.engine.state import Buffer, ServerState
-
-__all__ = [
-    "Answer",
-    "Blame",
-    "BucketSlice",
-    "Buffer",
-    "Command",
-    "Engine",
-    "LateBytes",
-    "OwnRounds",
-    "Payload",
-    "Pull",
-    "Record",
-    "Round",
-    "RowsFrame",
-    "RowsSnapshot",
-    "SendSquares",
-    "SendVotes",
-    "SentRows",
-    "ServerKey",
-    "ServerRows",
-    "ServerSlice",
-    "ServerState",
-    "Wait",
-]

@@ -3,5 +3,3 @@
 from p3kv.worker.routes.host_sums import HostSums
 from p3kv.worker.routes.rows import RowsPull, RowsPush, RowsRoute
 from p3kv.worker.routes.slices import SliceRoute
-
-__all__ = ["HostSums", "RowsPull", "RowsPush", "RowsRoute", "SliceRoute"]

@@ -104,11 +104,7 @@ class CarriedSums:
     thread."""
 
     def __init__(
-        self,
-        rank: int,
-        carriers: Carriers,
-        memory: HostMemory,
-        exchange: Exchange,
+        self, rank: int, carriers: Carriers, memory: HostMemory, exchange: Exchange
     ) -> None:
         self._rank = rank
         self._carriers = carriers

@@ -16,13 +16,7 @@ from p3kv.config import Settings
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection, Landing
-from p3kv.wire.fields import (
-    Header,
-    SliceSizesHeader,
-    SummandHeader,
-    UpdatedHeader,
-    ValueHeader,
-)
+from p3kv.wire.fields import Header, SliceSizesHeader, SummandHeader, UpdatedHeader, ValueHeader
 from p3kv.wire.framing import Frame, PriorityQueue
 from p3kv.wire.header import (
     HEADER_BYTES,

@@ -28,15 +28,7 @@ from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection, Landing
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame, Pieces, size_of
-from p3kv.wire.header import (
-    ACKNOWLEDGE,
-    ENCODED,
-    EXACT,
-    GAPS,
-    INITIAL_ROUND,
-    NO_GRADIENT,
-    Kind,
-)
+from p3kv.wire.header import ACKNOWLEDGE, ENCODED, EXACT, GAPS, INITIAL_ROUND, NO_GRADIENT, Kind
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.rows import (
     NUMBER,
@@ -342,12 +334,7 @@ class RowsRoute(SummedRoute):
         return list(pieces(rows, most, row_bytes, transfer.priority))
 
     def _header(
-        self,
-        transfer: Push,
-        frames: int,
-        flags: int,
-        workers: int = 0,
-        numbers: Packed = _NONE,
+        self, transfer: Push, frames: int, flags: int, workers: int = 0, numbers: Packed = _NONE
     ) -> PushRowsHeader:
         """The header of one of so many frames of a push to a server."""
         return PushRowsHeader(

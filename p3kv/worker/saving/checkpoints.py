@@ -19,15 +19,7 @@ from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.wire.connection import Connection, Landing, new_memory
 from p3kv.wire.fields import Header
 from p3kv.wire.header import Kind
-from p3kv.wire.messages import (
-    MAX_STEP,
-    UNKNOWN,
-    Checkpoint,
-    CutReached,
-    Resumed,
-    Written,
-    encode,
-)
+from p3kv.wire.messages import MAX_STEP, UNKNOWN, Checkpoint, CutReached, Resumed, Written, encode
 from p3kv.worker.egress import Egress
 from p3kv.worker.job import JobMember
 from p3kv.worker.saving.cuts import Cut

@@ -9,7 +9,7 @@ import numpy as np
 
 from p3kv.frontends.mxnet.arrays import ROW_SPARSE
 from p3kv.server.optimizer import State
-from p3kv.store import nested
+from p3kv.store import states
 
 
 class OfKey(NamedTuple):
@@ -38,7 +38,7 @@ def take_apart(state: Any, elements: Dict[str, np.ndarray]) -> Any:
         elements[name] = array.asnumpy()
         return {"row_sparse": name} if array.stype == ROW_SPARSE else name
 
-    return nested.take_apart(state, keep)
+    return states.take_apart(state, keep)
 
 
 def put_together(structure: Any, elements: Mapping[str, np.ndarray]) -> Any:
@@ -49,7 +49,7 @@ def put_together(structure: Any, elements: Mapping[str, np.ndarray]) -> Any:
             return with_all_rows(elements[kept["row_sparse"]])
         return mx.nd.array(elements[kept], dtype=elements[kept].dtype)
 
-    return nested.put_together(structure, array)
+    return states.put_together(structure, array)
 
 
 def with_all_rows(elements: np.ndarray) -> mx.nd.NDArray:
