@@ -67,8 +67,7 @@ class Handshakes:
         self._refusals = Refusals(_log)
 
     def add(self, connection: Connection) -> Optional[Connection]:
-        """Takes a new connection; returns the oldest one that has said nothing that a worker says
-        if there are too many without a hello."""
+        """Take a new connection; return the oldest without a hello if there are too many."""
         self._strangers[connection] = None
         if len(self._strangers) <= self._most_pending:
             return None
@@ -95,8 +94,7 @@ class Handshakes:
         return new_memory(header)
 
     def challenge(self, connection: Connection, header: HelloHeader, payload: memoryview) -> bytes:
-        """Takes a hello that has arrived; returns what the worker must answer. ProtocolError if
-        whoever sent it does not know the job's secret."""
+        """Take a hello; return the challenge. ProtocolError if it does not show the secret."""
         hello = bytes(payload)
         workers_nonce, proof = hello[:NONCE_BYTES], hello[NONCE_BYTES:]
         if not is_right(proof, self._proofs.hello(header.rank, workers_nonce)):
@@ -109,8 +107,8 @@ class Handshakes:
         return challenge.servers_nonce + self._proofs.challenge(*challenge)
 
     def admit(self, connection: Connection, payload: memoryview) -> DataHello:
-        """Completes a handshake; ProtocolError if the peer is not a worker of this job, or not the
-        process that was connected as this worker before."""
+        """Complete a handshake; ProtocolError if the peer is not this job's worker, or not the
+        process that was connected as this one before."""
         challenge = self._challenged[connection]
         proof, words = bytes(payload[:PROOF_BYTES]), bytes(payload[PROOF_BYTES:])
         if not is_right(proof, self._proofs.answer(*challenge, words)):
@@ -148,9 +146,8 @@ class Admission(Handler):
         workers: Workers,
         begin: Callable[[JobSettings], Optional[Dispatcher]],
     ) -> None:
-        """`credit_bytes` are the most unsent bytes on a link, until slice sizes are known.
-        `begin(job)` makes what takes the frames of a job with these settings; None if it can't, and
-        the job ends."""
+        """`credit_bytes`: most unsent bytes on a link, until slice sizes are known. `begin(job)`
+        makes what takes a job's frames; None if it can't, and the job ends."""
         self._rank = rank
         self._loop = loop
         self._listener = listener

@@ -148,8 +148,7 @@ class Consumer:
         loop: Loop,
         tracer: Tracer,
     ) -> None:
-        """Raises ConfigError if the job's consistency is not known here, and if checkpoints can't
-        be written."""
+        """Raises ConfigError for an unknown consistency, and where checkpoints can't be written."""
         num_workers = len(place.workers_hosts)
         state = ServerState(place.rank, make_consistency(job.consistency, num_workers), job)
         state.link_s = loop.drain.link_s
@@ -199,10 +198,8 @@ class Consumer:
         self.add(received)
 
     def consume(self) -> bool:
-        """Handles the most urgent frame, and more if frames are tiny or too many bytes wait.
-
-        Returns whether frames are left. The loop calls it between two looks at the connections.
-        """
+        """Handle the most urgent frame, and more if they are tiny or too many wait; return whether
+        any is left. The loop calls it between two looks at the connections."""
         queue, workers = self.queue, self._workers
         handled_bytes = 0
         if queue.heap:
@@ -248,8 +245,7 @@ class Consumer:
     # What holds for a whole store, or the whole job.
 
     def set_optimizer(self, store: int, optimizer: Optimizer) -> None:
-        """Has a store's optimizer make values from now on; ends the rounds that have waited for
-        it."""
+        """Install a store's optimizer, and end the rounds that have waited for it."""
         for record in self.engine.set_optimizer(store, optimizer):
             self.end_rounds(record)
 
@@ -258,17 +254,13 @@ class Consumer:
         self.carry_out(self.engine.end_pushes(step, elems))
 
     def scaled(self, step: int, scale: float, is_dropped: bool) -> None:
-        """Has the rounds of a step end, by urgency: worker rank 0 has said how its gradients are
-        scaled, or that they are dropped."""
+        """End the rounds of a clipped step, by urgency: rank 0 has scaled or dropped its sums."""
         for held in self.engine.state.clipped.scaled(step, scale, is_dropped):
             self._queue_end(0, held)
 
     def worker_left(self, rank: int) -> None:
-        """To be called when a worker may have left: it has, when all its frames are handled.
-
-        Rounds then go on without it, if the job lets workers leave. Else, and where they can't, the
-        job ends if a round waits for a worker that has left.
-        """
+        """Note a worker that has left, if all its frames are handled: rounds go on without it where
+        they may, and else the job ends if one waits for it."""
         state = self.engine.state
         if state.workers_may_leave and self._workers.departed(rank):
             for waiting in self.engine.leave(rank):
@@ -447,8 +439,8 @@ class Consumer:
             self._tell_ended(ended)
 
     def _send_result(self, slice_: ServerSlice, ended: Round[Any]) -> None:
-        """Queues a slice's value to the workers that want it; to those that have it, or of a sum
-        that nobody has added to, only that it has not changed."""
+        """Queue a slice's value to the workers that want it; to those that have it, or of an empty
+        sum, only that it has not changed."""
         flags = 0
         have_it: Collection[int] = ()
         if not ended.changed:
@@ -604,9 +596,8 @@ class RowsConsumer:
             rows.update_in_advance()
 
     def ask(self, received: Received) -> None:
-        """Handles a request whose turn it is. The payload: the rows that the worker names, perhaps
-        with the rounds that it knows, or the round since which it wants the rows that have
-        changed."""
+        """Handle a request whose turn it is, by its payload: the rows that it names, perhaps with
+        the rounds that it knows, or the round since which rows have changed."""
         header = received.header
         key = self._engine.key(header.key, header.rank)
         self._consumer.carry_out(self._engine.pull(key, header, received.payload))

@@ -46,8 +46,8 @@ _log = logging.getLogger(__name__)
 
 
 class Dispatcher(Handler):
-    """Takes what welcomed workers send: each kind of frame, and whose it is on a server. Tells
-    workers what all must know. Belongs to the server's thread."""
+    """Takes what welcomed workers send, and tells them what all must know; in the server's
+    thread."""
 
     def __init__(
         self,
@@ -239,8 +239,7 @@ class Dispatcher(Handler):
         self._announce_open_step()
 
     def _announce_open_step(self) -> None:
-        """Tells all workers from which step on this server's gate is open: no older values are on
-        this host's link then."""
+        """Tell all workers from which step on this gate is open: no older values use the link."""
         if self._workers.open_step > self._open_step:
             self._open_step = self._workers.open_step
             self._workers.tell(StepHeader(Kind.OPEN, self._rank, step=self._open_step))

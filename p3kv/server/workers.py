@@ -39,12 +39,8 @@ class Workers:
         """By rank of a worker on this host: the step before which it waits for no values."""
 
     def add(self, rank: int, connection: Connection) -> Connection:
-        """Takes a connection on which a worker has shown who it is; returns the one that is the
-        worker's from now on.
-
-        A worker that was connected before goes on there: its new link takes the place of the old
-        one, of whose end this server may not have heard.
-        """
+        """Take an authenticated connection; return the worker's from now on: where it was connected
+        before, its new link replaces the old one, of whose end this server may not know."""
         known = self.connections.setdefault(rank, connection)
         if known is not connection:
             self._loop.pause_connection(known)
@@ -98,8 +94,8 @@ class Workers:
         return rank in self.done and not self.queued[rank]
 
     def lose(self, connection: Connection, reason: str) -> None:
-        """Closes a connection. The job ends if its worker broke the protocol; if its link has
-        ended, this server waits for the worker's next one."""
+        """Close a connection: the job ends if its worker broke the protocol; if its link has ended,
+        this server waits for the next."""
         if connection.ended and connection.peer is not None:
             self._loop.pause_connection(connection)
             connection.drop_link()

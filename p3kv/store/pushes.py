@@ -91,8 +91,8 @@ class Pushes(Generic[O]):
             self.checks.first_push(key, self.optimizer)
 
     def next(self, key: WorkerKey, changes: Optional[Future[bool]] = None) -> Tuple[int, int]:
-        """Counts a push: the key's round, and the step that an optimizer would count. `changes`: of
-        a push without a gradient, whether another worker has one."""
+        """Count a push; return its round, and the optimizer's step. `changes`: of a push without a
+        gradient, whether another worker has one."""
         if changes is not None and self._shares_numbers:
             assert self.optimizer is not None
             self.checks.lacks_gradient(key, self.optimizer)
@@ -135,9 +135,9 @@ class Pushes(Generic[O]):
         return key.round, self.step
 
     def one_step(self, fresh: Optional[Collection[Key]] = None) -> ContextManager[None]:
-        """Groups the pushes inside into one step: for clipping, for settings that have changed and
-        for checkpoints. Nothing that waits for a new value may be inside. `fresh`: the keys of
-        which this worker has a gradient, unless that is all."""
+        """Group the pushes inside into one step, for clipping, changed settings and checkpoints;
+        nothing inside may wait for a new value. `fresh`: the keys of which this worker has a
+        gradient; None: all."""
         self._count_known()
         self._behind = 0
         self._counts_step = True
@@ -154,21 +154,19 @@ class Pushes(Generic[O]):
         return nullcontext()
 
     def begin_own_step(self) -> None:
-        """To be called when a worker that trains by itself begins a step, before anything of it
-        changes: there may be a checkpoint of all that was before, also where nothing is pushed.
-        What is pushed in it has a number of the step that is later than any before."""
+        """A worker that trains by itself begins a step, before anything changes: there may be a
+        checkpoint of all before. What is pushed in it has a later step than any before."""
         self._says_steps = self._marked = True
         self._own.step_begins()
         self._own.begin_local_step()
 
     def begin_exchange(self) -> None:
-        """To be called when workers that train by themselves exchange all between two steps: what
-        is pushed has a number of the step of its own."""
+        """Workers that train by themselves exchange all between two steps, as a step of its own."""
         self._says_steps = self._marked = True
 
     def begin_clipped_call(self, known: Sequence[Tuple[Any, ...]]) -> None:
-        """To be called before keys are pushed while steps are clipped; `known` has the keys first.
-        Raises NotSupportedError where the call can't be a step that is clipped."""
+        """Keys are to be pushed while steps are clipped; `known` has them first. NotSupportedError
+        where the call can't be a clipped step."""
         if self.optimizer is None:
             self.checks.clips_without_optimizer()
         if self.clipping.begin_call():
@@ -187,8 +185,7 @@ class Pushes(Generic[O]):
         self._count_known()
 
     def _count_known(self) -> None:
-        """The same for what is known by now, without a wait: by some rules the next steps begin
-        before these rounds end."""
+        """The same without a wait: by some rules the next steps begin before these rounds end."""
         if not self._unknown:
             return
         unknown, self._unknown = self._unknown, []
@@ -205,9 +202,8 @@ class Pushes(Generic[O]):
         self._steps = max(self._known_steps, self._since + most)
 
     def _is_in_all_steps(self, key: Key) -> bool:
-        """Whether a key has been updated in every step so far, so that its next push begins one.
-        Waits only where rounds without a gradient here decide that: all workers must find the
-        same."""
+        """Whether a key was updated in every step, so that its next push begins one. Waits only
+        where rounds without a gradient decide that: all workers must find the same."""
         updates = self._since + self.updates.get(key, 0)
         unknown = sum(one == key for one, _ in self._unknown) if updates >= self._steps else 0
         if unknown and updates - unknown < self._steps:
@@ -237,9 +233,8 @@ class Pushes(Generic[O]):
         self._announce(optimizer)
 
     def go_on_with(self, optimizer: O, steps: int) -> None:
-        """Has the servers go on with an optimizer that has made so many steps in another training;
-        the caller gives them its states.
-        """
+        """Have the servers go on with an optimizer of so many steps; the caller gives its
+        states."""
         self.wait_for_unknown()
         self._since = self._steps - steps
         self.optimizer = optimizer
@@ -247,9 +242,8 @@ class Pushes(Generic[O]):
         self._announce(optimizer)
 
     def _announce(self, optimizer: O) -> None:
-        """Tells the servers the optimizer before its first step. What the script sets by then, as
-        the batch size or a scheduler's rate, comes with that step; a push of another worker that
-        is an update by itself waits for it."""
+        """Announce the optimizer before its first step, with which come settings such as a
+        scheduler's rate; another worker's push that is an update by itself waits for these."""
         self._owes_settings = self._own.own_rounds
         self._tell_servers(self.step + 1, optimizer.settings, in_step=not self._owes_settings)
 
@@ -274,14 +268,13 @@ class Pushes(Generic[O]):
             self._own.set_optimizer(from_step, front_end, settings, in_step)
 
     def _settings_changed(self) -> bool:
-        """For the first push of a step, which is of a key that is trained seldom: whether it needs
-        a number of its own, because the optimizer's settings are not those of the step before."""
+        """Whether a step whose first push is of a seldom trained key needs a number of its own,
+        because the settings have changed."""
         self._marked = False
         return self.optimizer is not None and self.optimizer.has_changed()
 
     def _join_clipped_step(self, key: WorkerKey, is_new_step: bool) -> None:
-        """All pushes of a clipped step have the same number of the step, also where the first of
-        its keys is trained seldom."""
+        """All pushes of a clipped step have one number, even if its first key is seldom trained."""
         begins = self.clipping.begins_with(key)
         if begins:
             self.step = self._own.new_step()

@@ -55,8 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class DataPlane(Handler):
-    """Takes the frames that `p3kv.wire.protocol` allows, and sends this worker's. Belongs to the
-    worker's thread, except what says otherwise."""
+    """Takes servers' frames and sends this worker's; in its thread, except what says otherwise."""
 
     def __init__(
         self,
@@ -70,12 +69,8 @@ class DataPlane(Handler):
         reconnecting: Reconnecting,
         neighbours: Mapping[int, Connection],
     ) -> None:
-        """`local_servers` are the ranks of the servers on this host. `joining` takes the frames
-        with which connections begin. `neighbours` are the workers of this host with which this one
-        sums, by rank, once they are connected.
-
-        Raises ConfigError when there is no consistency rule or codec as the settings choose it.
-        """
+        """`local_servers`: ranks of the servers on this host. `neighbours`: the workers of this
+        host with which this one sums, once connected. ConfigError for an unknown rule or codec."""
         codec_of(settings, GRADIENTS)
         codec_of(settings, VALUES)
         self.rank = rank = place.rank
@@ -150,8 +145,8 @@ class DataPlane(Handler):
         }
 
     def look_for_silences(self) -> None:
-        """Tells of servers that say nothing, of workers that do not push, and of a script that
-        waits, from now on. Forgets stores that are left."""
+        """Warn of silent servers, stragglers and a waiting script, and forget idle stores, from now
+        on."""
         now_s = time.monotonic()
         self._silences.look(now_s)
         self._stalls.look(now_s)
@@ -175,8 +170,7 @@ class DataPlane(Handler):
         return connection
 
     def declare(self, key: WorkerKey) -> None:
-        """Makes a key known to its servers. Every worker does so: its slices may arrive before
-        another worker's message."""
+        """Declare a key to its servers; every worker does, since its slices may come first."""
         key.channel = Channel(key, self.consistency.window)
         self.keys[key.key_id] = key
         key.direct = self.rows if key.touched_only else self.slices
@@ -191,8 +185,8 @@ class DataPlane(Handler):
         self.tell(header, encode(key.declared), [server for server, _ in key.runs])
 
     def forget(self, store: int, done: Callable[[], object] = lambda: None) -> None:
-        """Nobody pushes or pulls a store's keys any more: forgets them when all their rounds have
-        ended, tells the servers and the scheduler, and calls `done`."""
+        """Forget a store's keys, here and in the job, when their rounds have ended; then call
+        `done`."""
         if store in self._forgotten:
             done()
             return
@@ -283,8 +277,8 @@ class DataPlane(Handler):
         return [key.key for key in known if key is not None and key.store == store]
 
     def publish_order(self, key_ids: List[int], store: int) -> None:
-        """Tells everybody a store's forward order. Each announcement takes the place of the last
-        one, so it has the orders of all stores. In a step only one store's keys meet."""
+        """Announce a store's forward order, with those of all others: it replaces the last
+        announcement. In a step only one store's keys meet."""
         self._orders[store] = key_ids
         order = ForwardOrder([key_id for ids in self._orders.values() for key_id in ids])
         self.tell(Header(Kind.ORDER, self.rank), encode(order))

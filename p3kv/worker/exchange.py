@@ -38,8 +38,8 @@ from p3kv.worker.transfers import (
 
 
 class Exchange:
-    """Has routes carry this worker's transfers, and ends their rounds. Belongs to the worker's
-    thread, except `counts` and what says otherwise."""
+    """Sends this worker's transfers by routes, and ends their rounds; in the worker's thread,
+    except `counts` and what says otherwise."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class Exchange:
     # A transfer begins.
 
     def begin(self, transfer: Transfer) -> None:
-        """Sends a transfer as soon as its channel admits it, and a push not before those of earlier
-        rounds. The framework may start them in any order, unless they share an array."""
+        """Send a transfer when its channel admits it; pushes in the order of rounds, though the
+        framework may start them in any."""
         channel = transfer.key.channel
         if isinstance(transfer, Push):
             if transfer.round > channel.begun + 1:
@@ -202,15 +202,13 @@ class Exchange:
         return list(self._pulls.values())
 
     def slice_sent(self, push: Push, elems: int) -> None:
-        """Counts elements that are needed no more of a push that wants no result; the last ones
-        complete it."""
+        """Count elements that a push without a result needs no more; the last complete it."""
         push.missing_elems -= elems
         if push.missing_elems == 0:
             push.done(None)
 
     def slice_arrived(self, transfer: Transfer, piece: Slice, header: SliceValueHeader) -> None:
-        """Counts a slice of the value that is in the target; the last one completes the
-        transfer."""
+        """Count a slice that is in the target; the last one completes the transfer."""
         self.counts["slices_received"] += 1
         self.counts["bytes_received"] += header.payload_bytes
         own = transfer.key.own_rounds
@@ -230,7 +228,7 @@ class Exchange:
         server: int = UNKNOWN,
         worked_us: int = 0,
     ) -> None:
-        """All of a transfer's value has arrived: the last frame had this header. The rest is as in
+        """Complete a transfer, whose last frame had this header; the rest as in
         `StepTimes.value_arrived`."""
         key = transfer.key
         self._missing_values -= 1
@@ -302,8 +300,7 @@ class Exchange:
             yield from key.channel.in_flight.values()
 
     def is_idle(self, key: WorkerKey) -> bool:
-        """Whether nothing of a key is under way, and all rounds have ended that the script has
-        called for it."""
+        """Whether nothing of a key is under way, and all its rounds have ended."""
         if key.size_elems == 0:
             return True  # nothing travels
         return key.channel.is_idle and not any(one.key is key for one in self._pulls.values())
@@ -313,8 +310,7 @@ class Exchange:
         self._positions.pop(key_id, None)
 
     def awaited(self) -> List[Transfer]:
-        """Pushes whose values are still to come, the oldest first, then pulls; those for which the
-        script may wait."""
+        """Transfers for whose values the script may wait: pushes, the oldest first, then pulls."""
         pushes: List[Transfer] = []
         for key in self.keys.values():
             channel = key.channel
@@ -324,14 +320,12 @@ class Exchange:
         return [one for one in [*pushes, *self._pulls.values()] if one.awaited_since_s is not None]
 
     def awaited_since_s(self, key: WorkerKey, round: int) -> Optional[float]:
-        """Since when the script waits for a round of a key, or may do, on the monotonic clock; None
-        if it does not."""
+        """Since when the script may wait for a key's round, on the monotonic clock, or None."""
         found = [one for one in self.awaited() if one.key is key and one.round >= round]
         return min((one.awaited_since_s or 0.0 for one in found), default=None)
 
     def oldest(self) -> Optional[Tuple[Transfer, Collection[int]]]:
-        """The oldest transfer that waits for values, or else for the end of its round, and the
-        servers that owe it."""
+        """The oldest transfer that waits for values, or for its round's end, and who owes it."""
         for transfer in self.awaited():
             return transfer, transfer.route.missing(transfer)
         ending = [push for push in self.in_flight() if push.ending]

@@ -124,8 +124,7 @@ class GlobalNorms:
         self._answer()
 
     def ask(self, answer: Future[Any], store: int, number: int, decided: bool = False) -> None:
-        """Answers with the norm of the step with a number, or of a later one; `decided`: with
-        whether the step is dropped."""
+        """Answer with a step's norm, or a later one's; `decided`: with whether it is dropped."""
         self._asked.append((store, number, decided, answer))
         self._answer()
 
@@ -142,8 +141,7 @@ class GlobalNorms:
         self._asked.clear()
 
     def _decide(self, waiting: _Waiting) -> None:
-        """Tells the servers how to scale the sums of a step, or to drop them, once its norm and all
-        votes are there."""
+        """Have servers scale a step's sums, or drop them, once norm and votes are there."""
         clipped, norm = waiting.clipped, waiting.norm
         if norm is None:
             return

@@ -51,8 +51,8 @@ class _Hello(NamedTuple):
 
 
 class Handshakes:
-    """The worker's side of `p3kv.wire.credentials`, on all its connections. `begin` is called
-    before the worker's thread begins to serve the connection; the rest belongs to this thread."""
+    """The worker's side of `p3kv.wire.credentials`; in its thread, but `begin`, which comes before
+    the thread serves a connection."""
 
     def __init__(self, key: bytes, rank: int, settings: JobSettings) -> None:
         """`key` is the job's (`Credentials.data_key`)."""
@@ -63,8 +63,7 @@ class Handshakes:
         self._hellos: Dict[Connection, _Hello] = {}
 
     def begin(self, connection: Connection, server: int, received: int = 0) -> None:
-        """Queues a hello to a server, from which this worker has `received` so many bytes over
-        links that have ended."""
+        """Queue a hello to a server; `received`: bytes that came over links that have ended."""
         words = encode(DataHello(self._rank, self._settings, self._process, received))
         said = self._hellos[connection] = _Hello(Proofs(self._key, server), nonce(), words)
         hello = said.nonce + said.proofs.hello(self._rank, said.nonce)
@@ -151,8 +150,7 @@ class Probe:
         return self._scratch, None
 
     def take(self, connection: Connection) -> Optional[Measured]:
-        """Counts an echo, and sends the next frame unless the time is over; returns what was
-        measured when all frames are back."""
+        """Count an echo and send the next frame; return the measurement when all are back."""
         self._under_way[connection] -= 1
         now_s = time.monotonic()
         if self._began_s is None:
@@ -176,8 +174,7 @@ class Probe:
         return min(self._counted_bytes.values()) * len(self._servers) / _PROBE_S
 
     def _flows_bytes_s(self) -> Tuple[float, ...]:
-        """The rate to each server, by rank. On a slow network only a few frames come back, so all
-        are counted."""
+        """The rate to each server, by rank, of all frames: a slow network brings few back."""
         echoed = (self._echoed[self._servers[server]] for server in sorted(self._servers))
         return tuple(size / (until_s - self._sent_s) for size, until_s in echoed)
 
@@ -257,18 +254,14 @@ class Joining:
         return None if self._measured is None else self._measured.rate_bytes_s
 
     def link(self, server: int) -> Link:
-        """A new link to a server, from any thread. Raises OSError when it can't be reached,
-        ConfigError when its transport is unknown here."""
+        """Make a link to a server, from any thread; OSError, or ConfigError for its transport."""
         host, port, transport = self._roster.servers[server]
         member = make_transport(transport, self._settings, self._transport_key)
         return member.connect((host, port), _CONNECT_S)
 
     def slice_size(self) -> int:
-        """The elements of a slice, once all servers have answered.
-
-        Measures the network together with all workers if the size is not set. Raises P3Error when a
-        server does not answer, and the job's failure.
-        """
+        """The elements of a slice: as set, or as all workers measure the network. Raises P3Error
+        when a server does not answer, and the job's failure."""
         return self._settings.slice_size or self._measured_slice_size()
 
     def _begin(self, connection: Connection, header: Header, welcome: DataWelcome) -> None:
@@ -297,8 +290,7 @@ class Joining:
                 self._job.changed.notify_all()
 
     def wait_for_welcome(self) -> None:
-        """Waits until all servers have answered. Raises P3Error when one does not, and the job's
-        failure."""
+        """Wait until all servers have answered; P3Error when one does not."""
         deadline = time.monotonic() + _WELCOME_S
         servers = self._roster.servers
         with self._job.changed:
@@ -367,8 +359,8 @@ class _Attempt(NamedTuple):
 
 
 class Reconnecting(Handler):
-    """Gives connections new links. Belongs to the worker's thread. A thread of its own waits while
-    a link is made, because the worker's thread serves the other connections meanwhile."""
+    """Gives connections new links, each made in a thread of its own while the worker's thread, to
+    which this belongs, serves the others."""
 
     def __init__(
         self, loop: Loop, handshakes: Handshakes, joining: Joining, breaks: Breaks

@@ -52,8 +52,8 @@ class Neighbours(Handler):
     """
 
     def __init__(self, rank: int, ranks: Sequence[int], key: bytes, job: JobMember) -> None:
-        """Listens from now on, if there are others. `ranks`: of all workers of the host, this one
-        too; `key` is that of data connections."""
+        """Listen, if there are others. `ranks`: all workers of the host; `key`: of data
+        connections."""
         self.connections: Dict[int, Connection] = {}
         self._rank = rank
         self._ranks = ranks
@@ -67,8 +67,7 @@ class Neighbours(Handler):
             self._listener.listen(len(ranks))
 
     def connect(self, sums: HostSums, exchange: Exchange) -> None:
-        """Connects to all of them, which must all listen; the job's loop serves the connections.
-        Raises P3Error where a neighbour does not come."""
+        """Connect to all, which must listen; P3Error where a neighbour does not come."""
         self.arrivals, self.landings, self._exchange = sums.arrivals, sums.landings, exchange
         for rank, sock in self._sockets().items():
             conversation = Conversation(FROM_NEIGHBOURS, "worker")

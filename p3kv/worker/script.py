@@ -55,8 +55,7 @@ class Script:
         self._since_s = None
 
     def has_waited_for(self, first_s: float, now_s: float) -> bool:
-        """Whether to tell of a wait: it has lasted for `first_s`, or twice as long as when that was
-        told last."""
+        """Whether to tell of a wait: of `first_s`, or twice as long as when it was told last."""
         since_s = self._since_s
         if since_s is None or now_s - since_s < max(first_s, 2 * self._told_s):
             return False
@@ -91,8 +90,8 @@ class Script:
         keys: Optional[Mapping[int, WorkerKey]] = None,
         exchange: Optional[Exchange] = None,
     ) -> Whereabouts:
-        """What to tell the scheduler: `asked` rounds of keys for which the script has not pushed
-        are told, too. In the worker's thread, where that runs."""
+        """What to tell the scheduler, with the `asked` rounds for which the script has not pushed;
+        in the worker's thread, where that runs."""
         since_s = self._since_s
         wait, waited_s = (0, 0.0) if since_s is None else (self._waits, time.monotonic() - since_s)
         awaits: List[Tuple[int, int]] = []

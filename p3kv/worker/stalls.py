@@ -42,8 +42,7 @@ class StallWarnings:
     def __init__(
         self, rank: int, keys: Mapping[int, WorkerKey], exchange: Exchange, first_s: float
     ) -> None:
-        """`rank` is this worker's, and `keys` are those that it has declared. A script that has
-        waited for less than `first_s` has not waited."""
+        """`first_s`: a script that has waited for less has not waited."""
         self._rank = rank
         self._keys = keys
         self._exchange = exchange

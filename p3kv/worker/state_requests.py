@@ -67,8 +67,8 @@ class StateRequests:
         member: int = 0,
         mean: bool = False,
     ) -> None:
-        """Asks for a key's states after a round, of slices or of a whole tensor, or for the round's
-        `mean` gradient; the answer has them by server. `member` as in `StateHeader`."""
+        """Ask for a key's states after a round, or for its `mean` gradient; the answer has them by
+        server. `whole`: of a whole tensor. `member` as in `StateHeader`."""
         servers = [server for server, _ in key.runs]
         self._begin(_Request(Kind.STATE, key, round, whole, servers, answer, member))
         flags = (StateHeader.WHOLE_TENSOR if whole else 0) | (StateHeader.MEAN if mean else 0)
@@ -87,8 +87,8 @@ class StateRequests:
         states: Mapping[int, Optional[PlainState]],
         member: int = 0,
     ) -> None:
-        """Gives servers their parts of a key's state after a round; their arrays must stay as they
-        are until `done`. `member` as in `StateHeader`."""
+        """Give servers their parts of a key's state, whose arrays stay as they are until `done`;
+        the rest as in `ask`."""
         self._begin(_Request(Kind.LOADED, key, round, whole, states, done, member))
         for server, state in states.items():
             writer = self._servers[server].writer

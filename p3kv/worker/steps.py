@@ -79,8 +79,8 @@ class WorkerSteps:
         self._send_waiting()
 
     def begin(self, step: int, own: bool = False) -> None:
-        """Says what servers must know before a step's first slice is sent; `own`: of a worker's own
-        rounds. Checkpoints come first: they are of what was pushed before the step."""
+        """Tell servers what they need before a step's first slice; `own`: of own rounds.
+        Checkpoints come first: they are of what was pushed before."""
         if step <= self._begun[own]:
             return
         if not own:

@@ -64,9 +64,8 @@ class WorkerStore:
         data_plane: DataPlane,
         job: JobMember,
     ) -> None:
-        """`consistency` chooses the keys' rule, `rule`, unless it is the job's. `stays`:
-        checkpoints have it until the job ends. `speaks`: whether this worker says what its host's
-        workers leave out. `features` are the job's."""
+        """`consistency` chooses `rule`, unless that is the job's. `stays`: checkpoints have it
+        until the job ends. `speaks`: this worker warns for its host. `features` are the job's."""
         self._gradient_codec = codec_of(settings, GRADIENTS)
         self._value_codec = codec_of(settings, VALUES)
         self._features = features | rule.features
@@ -184,8 +183,8 @@ class WorkerStore:
         return worker_key
 
     def leave(self) -> None:
-        """Another store has the parameters from now on: checkpoints have only how many steps there
-        were. All workers call it between the same steps; what has begun must have ended."""
+        """Another store has the parameters from now on, and checkpoints only this one's number of
+        steps. All workers call it between the same steps, when nothing is under way."""
         if self._stays:
             return
         self._data_plane.cuts.leave(self.number, self.steps)
@@ -199,9 +198,9 @@ class WorkerStore:
     def has_optimizer(
         self, parameters: int, uses: Dict[str, str], same_names: bool = False
     ) -> None:
-        """Has the scheduler compare an optimizer of the store with the other workers', of which
-        each makes one: how many parameters it has, and what it uses. `same_names`: all have been
-        declared, and have the same names on all workers. Where workers differ, the job ends."""
+        """Have the scheduler compare the store's optimizer with the other workers': its number of
+        parameters, what it `uses`, and with `same_names` the names of all, which are declared.
+        Where workers differ, the job ends."""
         self._job.control.send(StoreMade(self.number, parameters, uses, same_names))
 
     def combine(self, features: Collection[Feature], what: str) -> None:
@@ -291,22 +290,16 @@ class WorkerStore:
         return [key for key in self.declared() if len(key.runs) > 1]
 
     def publish_order(self, keys: Sequence[Key]) -> None:
-        """Worker rank 0 tells everybody a store's forward order, the first layer's key first.
-
-        The servers pass it on before the result of any slice that is pushed later. So all workers
-        send a round in the same order if the round needs the results of the one before.
-        """
+        """Worker rank 0 announces the forward order, the first layer's key first. Servers pass it
+        on before results of later slices, so workers send rounds that need results in one order."""
         key_ids = [self._keys[key].key_id for key in keys]
         self._call_soon(self._data_plane.publish_order, key_ids, self.number)
 
     def set_optimizer(
         self, from_step: int, front_end: str, settings: bytes, in_step: bool = True
     ) -> None:
-        """Worker rank 0 sends the servers a store's optimizer settings, as the front end has
-        written them. They hold from a step on; `in_step`: which has begun.
-
-        They are sent before every slice of that step, so no slice of shared rounds waits for them.
-        """
+        """Worker rank 0 sends the front end's optimizer settings, before every slice of the step
+        from which they hold; `in_step`: it has begun."""
         self._job.check()
         message = encode(OptimizerSettings(front_end, settings, in_step))
         self._call_soon(self._data_plane.steps.send_settings, from_step, message, self.number)
@@ -370,24 +363,21 @@ class WorkerStore:
         self._call_soon(self._data_plane.global_norms.end_pushes, clipped)
 
     def norm(self, number: int) -> Future[float]:
-        """The norm of the sums of the clipped step with this number, once it is known; to be called
-        before the next one begins."""
+        """The norm of a clipped step's sums, once known; ask before the next one begins."""
         return self._job.ask(self._data_plane.global_norms.ask, self.number, number)
 
     def vote(self, number: int, drops: bool, factor: float) -> None:
-        """Says whether this worker has the servers drop the clipped step with this number, whose
-        rounds end when all workers have voted, and what it takes the step's factor for."""
+        """Vote on dropping a clipped step, whose rounds end when all have voted; `factor`: the
+        step's, for this worker."""
         self._job.check()
         self._call_soon(self._data_plane.global_norms.vote, self.number, number, drops, factor)
 
     def is_dropped(self, number: int) -> Future[bool]:
-        """Whether the clipped step with this number is dropped on all workers, once it is known; to
-        be called before the next one begins."""
+        """Whether a clipped step is dropped, once known; ask before the next one begins."""
         return self._job.ask(self._data_plane.global_norms.ask, self.number, number, True)
 
     def step_begins(self) -> None:
-        """To be called before the first push of each step of the script: there may be a checkpoint
-        of all that was pushed before."""
+        """A step of the script begins: there may be a checkpoint of all that was pushed before."""
         if not self.is_saved:
             self.steps += 1
             return
@@ -405,9 +395,8 @@ class WorkerStore:
 
     @property
     def waits_for_cut(self) -> bool:
-        """Whether a step that has not begun is not to begin before the script ends its backward
-        pass: stores then begin their steps in the order in which the script says so, and there may
-        be a checkpoint before the first one's."""
+        """Whether a step is not to begin before the script ends its backward pass: stores then
+        begin their steps in the script's order, and a checkpoint may come before the first."""
         return self.is_saved and self._data_plane.cuts.waits(self.number)
 
     def begin_local_step(self) -> None:
@@ -422,8 +411,7 @@ class WorkerStore:
 
     @property
     def was_cut(self) -> bool:
-        """Whether there is a checkpoint of the store's newest step, so that what is pushed from now
-        on can't belong to this step."""
+        """Whether a checkpoint has ended the store's newest step: later pushes belong to none."""
         return self._data_plane.cuts.count != self._cuts_before
 
     def at_cut(self) -> StoreAtCut:
@@ -435,8 +423,8 @@ class WorkerStore:
         return StoreAtCut(known, whole, rounds, names, self.own_rounds)
 
     def keep_trained(self, copies: Callable[[], List[Trained]]) -> None:
-        """Has checkpoints have what this worker trains by itself, which `copies()` copies at each
-        of them. Raises ConfigError where this worker can't write to the folder."""
+        """Save what this worker trains by itself, which `copies()` copies at each checkpoint;
+        ConfigError where it can't write to the folder."""
         if self.is_saved:
             self._data_plane.checkpoints.own.have_part()
             self._data_plane.cuts.of_all_workers = True
@@ -444,17 +432,15 @@ class WorkerStore:
 
     @property
     def own_numbers(self) -> Dict[str, Any]:
-        """What this worker has told of the store at the checkpoint from which the job goes on, if
-        it has a part of it."""
+        """What this worker told of the store at the checkpoint, if it has a part."""
         if self.resumed is None:
             return {}
         checkpoints = self._data_plane.checkpoints
         return checkpoints.resumed_part.numbers(self.number, checkpoints.resumed()).copy()
 
     def own_trained(self, key: Key) -> Optional[SavedTrained]:
-        """What this worker had of a key that it trains by itself at the checkpoint from which the
-        job goes on; None where that has nothing of it. Raises CheckpointError where this worker's
-        part can't be read."""
+        """What this worker had at the checkpoint of a key that it trains by itself, or None;
+        CheckpointError where it can't be read."""
         if self.resumed is None:
             return None
         checkpoints = self._data_plane.checkpoints

@@ -130,13 +130,11 @@ class WorkerKey:
         gradients of an own step."""
 
     def keep_memory(self) -> None:
-        """Save the encoder's residuals in checkpoints; before the first push. Raises ConfigError
-        where that can't be."""
+        """Save the encoder's residuals in checkpoints, before the first push, or ConfigError."""
         self.encoder = self.memory = KeyMemory(self.encoder, self.called)
 
     def leave_zero_rows_out(self, link_s: Callable[[], float]) -> None:
-        """Has gradients travel without rows of zeros where that pays; before the first push.
-        `link_s` as in `ZeroRows`."""
+        """Leave rows of zeros out where that pays; before the first push. `link_s`: `ZeroRows`."""
         codec = self.codecs.gradients
         fits = not self.touched_only and self.size_bytes >= LEAST_BYTES
         if fits and isinstance(codec, Identity):
@@ -158,14 +156,14 @@ class WorkerKey:
         return {server: length // self.row_elems * grain_bytes for server, length in self.runs}
 
     def is_next_exchanged(self) -> bool:
-        """Counts a push that is called; whether it is exchanged with the other workers, and has a
-        round, or is added to what a later one brings along."""
+        """Count a push that is called; return whether it has a round, or is added to a later
+        one."""
         self._pushes += 1
         return self.consistency.exchanges(self._pushes)
 
     def value_is_due(self) -> None:
-        """Says that a worker that trains by itself goes on with the value of its last push, and
-        waits for that if it is late."""
+        """The worker, which trains by itself, goes on with its last push's value, or waits for
+        it."""
         self.due = self.round, time.monotonic()
 
     def is_exact(self, round: int) -> bool:
@@ -292,8 +290,8 @@ class Transfer:
         have not confirmed."""
 
     def land(self, piece: Slice, server: Optional[int]) -> memoryview:
-        """Where a slice that a server sends goes, in the target. Raises ProtocolError for a slice
-        that comes twice, or from a server that does not keep it."""
+        """Where a server's slice goes in the target; ProtocolError if it comes twice, or from a
+        server that does not keep it."""
         arrived, key = self._arrived, self.key
         if arrived is None:
             arrived = self._arrived = set()
@@ -320,13 +318,11 @@ class Transfer:
 
     @property
     def awaited_since_s(self) -> Optional[float]:
-        """Since when this worker's script waits for the value, or may do, on the monotonic clock;
-        None while it goes on without it."""
+        """Since when the script may wait for the value, on the monotonic clock, or None."""
         return self.ready_s
 
     def check_lacking(self, header: RoundHeader) -> None:
-        """Raises ProtocolError for a round that ends without a gradient, though this worker had
-        one."""
+        """Raise ProtocolError where a round ends without the gradient that this worker had."""
         if self.has_gradient:
             raise ProtocolError(
                 f"it ended round {header.round} of {self.key.called} without a gradient, and this "
@@ -537,8 +533,7 @@ class Channel:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way but pulls, and all rounds have ended that the script has
-        called."""
+        """Whether nothing but pulls is under way, and all rounds have ended."""
         busy = self.waiting or self.early or self.in_flight or self.relayed
         return not busy and self.ended >= self.key.round
 
@@ -648,8 +643,7 @@ class Counts(Dict[str, int]):
         )  # fmt: skip
 
     def note_staleness(self, rounds: int) -> None:
-        """The worker goes on, by a rule other than the default, with a value of a whole key that
-        lacks so many rounds."""
+        """Count a key's value that lacks so many rounds, by another rule than the default."""
         self["stale_values"] += 1
         self["stale_rounds"] += rounds
         self["most_stale_rounds"] = max(self["most_stale_rounds"], rounds)

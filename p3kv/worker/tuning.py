@@ -128,8 +128,8 @@ class Tuning:
             self.adopt(from_round, sizes)
 
     def adopt(self, from_round: int, sizes: SliceSizes) -> None:
-        """Sets the slice sizes from a round on; every server passes rank 0's announcement on.
-        Raises ProtocolError when they contradict an earlier announcement, or are the first ones."""
+        """Set announced slice sizes from a round on; ProtocolError for the first ones, and for
+        those that contradict an earlier announcement."""
         if from_round <= INITIAL_ROUND:
             raise ProtocolError(
                 f"it wants {sizes} from round {from_round} on, which each worker knows already"
@@ -183,8 +183,7 @@ class Tuning:
             self._seen_step_s, self._seen_waiting_s = self._times.step_s, waiting_s
 
     def _choose_order(self) -> None:
-        """Has gradients leave in turn where servers keep unequal parts, since hosts are not alike,
-        and most of each step is waiting for the network."""
+        """Send gradients in turn where servers keep unequal parts, and steps mostly wait."""
         if len(self._waits) < _STEPS:
             return
         kept = [self._kept_bytes[server] for server in self._servers]

@@ -179,8 +179,8 @@ class Worker(JobMember, Node):
             raise failure.to_error() from error
 
     def abort(self, reason: str) -> None:
-        """Ends the job because this process can't go on, and tells all processes the reason.
-        Transfers that are under way end with an error, and so do those that begin until `close`."""
+        """End the job for a reason, which all processes hear; transfers under way, and those that
+        begin until `close`, end with an error."""
         if self.failure is None and not self.has_left:
             failure = Failure(reason, "worker", self.rank, self.known_round(), "P3Error")
             self.control.send(ReportFailure(failure))
@@ -189,8 +189,8 @@ class Worker(JobMember, Node):
             self.loop.call_soon(self._fail, failure.to_error())
 
     def script_ends(self) -> None:
-        """Says that the script has ended in order, before anything changes that it has trained:
-        there may be a checkpoint after its last step. From its thread; may be called twice."""
+        """The script has ended in order, and what it has trained is as it was: there may be a last
+        checkpoint. From its thread; may be called twice."""
         if not self.started or not self.usable or self.settings.checkpoint_dir is None:
             return
         joined = self._joined
@@ -228,8 +228,7 @@ class Worker(JobMember, Node):
         return self.control.not_let_in
 
     def _job_features(self, roster: Roster, job: JobSettings) -> Set[Feature]:
-        """The job's features. The workers of this host sum nothing if they are one, or if that
-        saves no link anything."""
+        """The job's features; workers of a host sum nothing if that saves no link anything."""
         all_here = all(host == self.address for host, *_ in roster.servers)
         alone = all_here or len(roster.neighbours) < 2
         return job.features - ({Feature.LOCAL_AGGREGATION} if alone else set())
@@ -263,9 +262,9 @@ class Worker(JobMember, Node):
         )  # fmt: skip
 
     def forget_store(self, number: int, done: Callable[[], object]) -> None:
-        """Nobody uses a store any more: what this process and the servers have of it goes, when all
-        workers have said so. `done()` is called in the worker's thread when all its values are
-        there. From any thread, also while objects are collected."""
+        """Forget a store, here and on servers when all workers have said so; `done()` is called in
+        the worker's thread when its values are there. From any thread, also while objects are
+        collected."""
         if self._data_plane is not None and self.usable:
             self.loop.call_soon(self._data_plane.forget, number, done)
 
@@ -314,8 +313,8 @@ class Worker(JobMember, Node):
         self.tracer.span(Span(kind, UNKNOWN, at_ns, at_ns, at_ns))
 
     def waits(self) -> None:
-        """Says that the script begins to wait for arrays: until it goes on, nothing more follows of
-        what it has pushed. From any thread, and what others wait for does not count."""
+        """The script begins to wait for arrays, so nothing more of its pushes follows. From any
+        thread, of which only the script's counts."""
         if self.script.is_current:
             self.script.begin_wait()
             self.loop.end_batch()
@@ -328,8 +327,7 @@ class Worker(JobMember, Node):
         self.waits()
 
     def waited(self, since_s: float) -> None:
-        """Says that the script has waited for arrays since then, on the monotonic clock; from any
-        thread, and what others wait for does not count."""
+        """The script has waited for arrays since then, on the monotonic clock; as `waits`."""
         if not self.script.is_current:
             return
         self.script.end_wait()

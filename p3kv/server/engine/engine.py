@@ -95,21 +95,15 @@ class Engine:
     # What workers say of their keys.
 
     def set_slice_sizes(self, from_round: int, sizes: SliceSizes) -> bool:
-        """Set the slice sizes from a round on; return False if they are known already.
-
-        Raises ProtocolError when it contradicts an earlier announcement, and when a key would have
-        too many slices.
-        """
+        """Set the slice sizes from a round on; return False if they are known. ProtocolError when
+        it contradicts an earlier announcement, or a key would have too many slices."""
         for key in self.keys.values():
             key.check_slices(sizes.slice_size)
         return self._sizes.set(from_round, sizes)
 
     def declare(self, declared: DeclaredKey) -> ServerKey:
-        """Keep a key from now on.
-
-        Raises ProtocolError before the first slice sizes, and when another worker has declared the
-        key otherwise, and what `KeyPlan` raises.
-        """
+        """Keep a key from now on. Raises what `KeyPlan` raises, and ProtocolError before the first
+        slice sizes, or when another worker has declared the key otherwise."""
         if self._sizes.generation(INITIAL_ROUND) < 0:
             raise ProtocolError("it has not said how large slices are")
         known = self.keys.get(declared.key_id)
@@ -149,8 +143,7 @@ class Engine:
     # What holds for a whole store, or the whole job.
 
     def set_optimizer(self, store: int, optimizer: Optimizer) -> Sequence[Record[Any]]:
-        """Have a store's optimizer make values from now on, with the settings that it has now;
-        return the records whose rounds may end now: a worker's own rounds have waited for it."""
+        """Install a store's optimizer; return the records whose own rounds may end now."""
         self.state.optimizers[store] = optimizer
         keys = [key for key in self.keys.values() if key.declared.store == store]
         for key in keys:
@@ -198,8 +191,7 @@ class Engine:
         yield SendVotes(store, number, any(one.drops for one in votes.values()))
 
     def leave(self, rank: int) -> Sequence[Round[Any]]:
-        """Have rounds go on without a worker from now on; return those that may end now, or have
-        their answer."""
+        """Have rounds go on without a worker; return those that may end, or be answered, now."""
         if rank in self.state.left:
             return []
         self.state.left.add(rank)
@@ -209,12 +201,8 @@ class Engine:
     # Rounds that end, and values.
 
     def end_rounds(self, record: Record[Any]) -> Iterator[Command]:
-        """End the rounds of a record that are complete, usually none or one; to be called after
-        what may have made them complete.
-
-        The caller carries out each command before it asks for the next: a value that no frame is
-        being sent from is updated in place.
-        """
+        """End the complete rounds of a record, usually none or one. The caller carries out each
+        command before it asks for the next: a value that no frame sends is updated in place."""
         state, own_rounds = self.state, record.plan.own_rounds
         to_look_at: Iterable[Record[Any]] = (record,)
         ended_records: Dict[Record[Any], None] = {}
@@ -252,8 +240,8 @@ class Engine:
     def pull(
         self, key: ServerKey, request: PullHeader, words: Optional[np.ndarray] = None
     ) -> Iterator[Command]:
-        """Answer a worker's request for a key's value, now or when a round has ended for which it
-        waits; ProtocolError for one that can't be right."""
+        """Answer a request for a key's value, when it is new enough; ProtocolError for one that
+        can't be right."""
         key.check_ahead(request.round, request.rank)
         now_s = time.monotonic()
         for record in key.records(request.round):

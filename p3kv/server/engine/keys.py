@@ -46,10 +46,7 @@ class ServerKey:
             self.plan.layout.check_slices(self.declared.runs, slice_size)
 
     def slice_at(self, round: int, index: int, rank: int) -> ServerSlice:
-        """The slice that a worker's push for a round is for.
-
-        ProtocolError if this server does not have it, or if no worker can be so far ahead.
-        """
+        """The slice of a worker's push; ProtocolError if it is not here, or too far ahead."""
         generation = self._sizes.generation(round)
         slices = self._records.get(generation)
         if slices is None and generation >= self.generation:
@@ -70,8 +67,7 @@ class ServerKey:
             self._check_ahead(record, round, rank)
 
     def records(self, round: int) -> Collection[Record[Any]]:
-        """The records that end a round, or have ended it already, or a later one; they answer pulls
-        for it."""
+        """The records that end a round, or have ended it, and answer pulls for it."""
         return self._records_at(round).values()
 
     def _records_at(self, round: int) -> Dict[int, Record[Any]]:
@@ -113,11 +109,8 @@ class ServerKey:
         return len(rounds) == 1 and rounds.pop() >= round
 
     def reslice(self) -> Iterable[ServerSlice]:
-        """Re-slice the key, if all its slices have ended the last round of their generation.
-
-        Joins values and optimizer states and cuts them anew; no number changes. Returns the new
-        slices, whose complete rounds the caller is to end; nothing if it is too early.
-        """
+        """Re-slice values and states, once all slices have ended their generation; no number
+        changes. Return the new slices, whose complete rounds the caller is to end."""
         if self.generation >= self._sizes.last_generation:
             return ()
         last_round = self._sizes.last_round(self.generation)
@@ -168,8 +161,8 @@ class ServerKey:
         return all(slice_.mean_of(round) is not None for slice_ in slices)
 
     def copied_mean(self, round: int) -> Tuple[Optional[np.ndarray], int]:
-        """Copy the mean gradient of a round, which is there, and tell which tensors of a bucket
-        lack one, a bit for each; None where no worker had a gradient."""
+        """Copy a round's mean gradient, None where no worker had one, and tell which tensors of a
+        bucket lack theirs, a bit for each."""
         kept = [slice_.mean_of(round) for slice_ in _slices(self._records_at(round)).values()]
         found = [one for one in kept if one is not None]
         means = [one.total.array / one.divisor for one in found if one.total is not None]
@@ -187,10 +180,8 @@ class ServerKey:
     # The optimizer's state, for whoever saves it: to be called between two updates of all.
 
     def copied_state(self, optimizer: Optimizer, whole: bool, member: int = 0) -> Optional[State]:
-        """Copy what an optimizer remembers of this server's part of the key; None if nothing.
-
-        `whole`: of the whole tensor, not of slices; `member`: of this tensor of a bucket, from 1.
-        """
+        """Copy the optimizer's state of this server's part of the key, or None. `whole`: of the
+        tensor, not of slices; `member`: of this tensor of a bucket, from 1."""
         if self.plan.layout.touched_only:
             return self.rows.copied_state(optimizer, whole)
         if self.bucket is not None:
@@ -206,12 +197,9 @@ class ServerKey:
     def replace_state(
         self, optimizer: Optimizer, state: Optional[State], whole: bool, member: int = 0
     ) -> None:
-        """Give an optimizer another state of all that this server keeps of the key, or none; as
-        `copied_state`.
-
-        Raises ProtocolError for a state of slices that does not have one number for each element,
-        and for that of a whole tensor which this server does not have.
-        """
+        """Replace the optimizer's state of this server's part of the key, as `copied_state`.
+        ProtocolError for one that does not have a number for each element, or of a whole tensor
+        that is not here."""
         if self.plan.layout.touched_only:
             self.rows.replace_state(optimizer, state, whole)
             return

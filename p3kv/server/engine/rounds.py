@@ -166,16 +166,16 @@ class Record(ABC, Generic[S]):
 
     @abstractmethod
     def end(self, current: Round[S]) -> Sequence[Round[S]]:
-        """End a complete round by a new value, and return what has ended: this round, or those of
-        all slices of a tensor; nothing while one of these is not complete."""
+        """End a complete round by a new value; return the rounds that have ended, those of a whole
+        tensor together or not at all."""
 
     @abstractmethod
     def forget(self) -> None:
         """Free the value's memory: nobody needs it any more."""
 
     def partners(self, current: Round[S]) -> Optional[List[Round[S]]]:
-        """The rounds of all slices of a tensor, if a round ends with theirs; none while one of them
-        is not complete."""
+        """The rounds of all slices of a tensor, if they end together; [] while one is
+        incomplete."""
         return None
 
 
@@ -221,8 +221,8 @@ class Rounds(Generic[S]):
             raise ProtocolError(f"worker {rank} pushed {self._record.name} twice in round {round}")
 
     def check_ahead(self, rank: int, round: int, at_least: float = INITIAL_ROUND) -> None:
-        """Raise ProtocolError for a round beyond the window that a worker can have here; rounds
-        until `at_least` may have ended."""
+        """Raise ProtocolError for a round beyond a worker's window; those until `at_least` may have
+        ended."""
         ended, window = max(self.last_of(rank), at_least), self._plan.rule.window
         if round > ended + window:
             raise ProtocolError(
@@ -248,8 +248,7 @@ class Rounds(Generic[S]):
         return current
 
     def round_in_host_sum(self, rank: int, round: int, step: int) -> Round[S]:
-        """Count a worker whose push is in the sum of its host's workers, which comes by itself;
-        ProtocolError for a push that can't be right."""
+        """Count a worker whose push comes in its host's sum; ProtocolError where it can't."""
         plan = self._plan
         if round == INITIAL_ROUND or plan.own_rounds:
             raise ProtocolError(f"it sums {self._record.name} with others, in round {round}")
@@ -260,8 +259,7 @@ class Rounds(Generic[S]):
         return current
 
     def round_of_sum(self, rank: int, round: int, workers: int) -> Round[S]:
-        """The open round of a sum of so many of a host's workers, whose sender is counted;
-        ProtocolError if it is not."""
+        """The open round of a host's sum, whose sender is counted, or ProtocolError."""
         current = self.open.get(round)
         if current is None or rank not in current.arrived or workers < 1:
             raise ProtocolError(f"worker {rank} has announced no sum of {self._record.name}")
@@ -280,8 +278,8 @@ class Rounds(Generic[S]):
         return []
 
     def value_round(self, round: int) -> int:
-        """The round that the answer to a worker's pull for a round names: one that has slices of
-        this size. A value that was re-sliced is of the round before the first of these."""
+        """The round that an answer to a pull names: one with slices of this size, though a
+        re-sliced value is of the round before."""
         return max(self.round, self._record.first_round)
 
     def oldest_waiting(self) -> Optional[Round[S]]:
@@ -339,8 +337,8 @@ class Rounds(Generic[S]):
         return self.round
 
     def settings_step(self, current: Round[S]) -> Optional[int]:
-        """The step whose optimizer settings hold for a round; None for the newest settings. Tells
-        the optimizer by what to divide the round's sum."""
+        """The step whose settings hold for a round; None: the newest. Sets the optimizer's divisor
+        of the round's sum."""
         left, optimizer = self._state.left, self._plan.optimizer
         if optimizer is not None:
             optimizer.weight = self.weight(current)
@@ -349,8 +347,7 @@ class Rounds(Generic[S]):
         return None if self._leads_no_more(current) else current.step
 
     def weight(self, current: Round[S]) -> float:
-        """By what the round's sum is divided to be the mean of all workers that have not left
-        before it."""
+        """The divisor of a round's sum: the weights of all workers that had not left."""
         left, weights = self._state.left, current.weights
         workers = self._plan.num_workers - (len(left - current.arrived) if left else 0)
         if not weights:
@@ -399,8 +396,7 @@ class Rounds(Generic[S]):
             )
 
     def _lacks_host_sum(self, current: Round[S]) -> bool:
-        """Whether the sum of a host has not come. The round is complete, so the worker that sends
-        it is there: if one has left that was to send it, another one does."""
+        """Whether a host's sum has not come; whoever has left, another one sends it."""
         if current.in_sums < 0:
             raise ProtocolError(
                 f"sums of {self._record.name} in round {current.number} have {-current.in_sums} "
@@ -493,8 +489,7 @@ class OwnRounds(Rounds[S]):
 
     @property
     def at_barrier(self) -> bool:
-        """Whether all workers have reached the first barrier, if there is one, and none has passed
-        it."""
+        """Whether all workers have reached the first barrier; none has passed it."""
         if not self.barriers or self.round < INITIAL_ROUND:
             return False
         return not self._before_barrier()
@@ -511,8 +506,7 @@ class OwnRounds(Rounds[S]):
         return round  # all slices have the job's first size
 
     def settings_step(self, current: Round[S]) -> Optional[int]:
-        """Steps are worker rank 0's: other workers' rounds go by the last one of which something is
-        updated here."""
+        """Steps are rank 0's: others' rounds go by the last of these that has updated anything."""
         optimizer = self._plan.optimizer
         return current.step if current.owner == 0 or optimizer is None else optimizer.last_step
 

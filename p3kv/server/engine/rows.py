@@ -301,8 +301,8 @@ class ServerRows(Record[RowsSum]):
         self.rounds.check_ahead(rank, round)
 
     def push(self, header: PushRowsHeader, frame: Optional[RowsFrame]) -> None:
-        """Count a frame of a worker's push and add its rows, or that a gradient comes in the sum of
-        its host; call `end_rounds` afterwards. ProtocolError for rows that can't be right."""
+        """Count a frame of a push and add its rows, or that they come in the host's sum; call
+        `end_rounds` afterwards. ProtocolError for rows that can't be right."""
         rank, round_, workers = header.rank, header.round, header.workers
         if header.flags & IN_HOST_SUM and not (workers and self._has_begun_sum(rank, round_)):
             current = self.rounds.round_in_host_sum(rank, round_, header.step)
@@ -317,9 +317,8 @@ class ServerRows(Record[RowsSum]):
             self.add(header, rows)
 
     def add(self, header: PushRowsHeader, rows: Optional[Rows]) -> None:
-        """Add some of a worker's rows, one of the frames of its push, and own their memory. None,
-        in a push of one frame: the worker has no gradient. ProtocolError for rows that can't be
-        right."""
+        """Add a frame of a worker's rows, and own their memory; None: it has no gradient.
+        ProtocolError for rows that can't be right."""
         rank, frames, workers = header.rank, header.frames, header.workers
         if workers:
             current = self.rounds.round_of_sum(rank, header.round, workers)
@@ -565,10 +564,8 @@ class ServerRows(Record[RowsSum]):
         return state if whole else State(_reshaped(state.elements, (-1,)), state.numbers)
 
     def replace_state(self, optimizer: Optimizer, state: Optional[State], whole: bool) -> None:
-        """Give an optimizer another state of the run, or none.
-
-        Raises ProtocolError for a state that does not have one number for each element.
-        """
+        """Replace the optimizer's state of the run; ProtocolError unless it has a number for each
+        element."""
         for name, array in ({} if state is None or whole else state.elements).items():
             if array.size != self.rows * self.row_elems:
                 raise ProtocolError(

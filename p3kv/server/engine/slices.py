@@ -82,8 +82,8 @@ class SliceSum:
         """Whether no gradient has been added."""
 
     def add(self, rank: int, gradient: Buffer, weight: float = 1.0) -> None:
-        """Add a worker's gradient `weight` times; its buffer is the sum's from now on. NotFinite as
-        soon as the sum is bad, if that is checked."""
+        """Add a worker's gradient `weight` times, and own its buffer; NotFinite for a bad sum, if
+        that is checked."""
         plan = self._plan
         if self._widens and gradient.array.dtype != plan.sum_dtype:  # else it is a host's sum
             gradient = plan.state.pool.cast(gradient, plan.sum_dtype)
@@ -227,8 +227,8 @@ class ServerSlice(Record[SliceSum]):
     def _push_in_host(
         self, header: PushHeader, total: Optional[Buffer], ready_s: float
     ) -> Round[SliceSum]:
-        """Count a worker and add the sum of its host's workers, or one of both: each worker is
-        counted on its own, and whoever sends the sum gets the result for those that want one."""
+        """Count a worker, add its host's sum, or both: each worker is counted on its own, and who
+        sends the sum gets the result for all."""
         rank, flags, rounds = header.rank, header.flags, self.rounds
         if flags & IN_HOST_SUM:
             current = rounds.round_in_host_sum(rank, header.round, header.step)
@@ -316,8 +316,7 @@ class ServerSlice(Record[SliceSum]):
                 self._keep_changes(rows, before, current.number)
 
     def _scaled(self, current: Round[SliceSum], total: Buffer) -> Optional[Buffer]:
-        """The sum of a held round that ends, scaled, in place where it is not kept; None if it is
-        dropped."""
+        """The scaled sum of a held round, in place where it is not kept; None if dropped."""
         state, out = self.plan.state, total
         if self.plan.declared.keeps_means and state.clipped.changes(current.step):
             out = state.pool.get(self.length, total.array.dtype)
@@ -334,8 +333,8 @@ class ServerSlice(Record[SliceSum]):
             self.plan.state.pool.put(total)
 
     def mean_of(self, round: int) -> Optional[Kept]:
-        """The mean gradient of a round that has ended, or is complete and held; None of one that
-        is to come. ProtocolError for one that is gone."""
+        """The mean gradient of a round that has ended, or is held; None of one to come.
+        ProtocolError for one that is gone."""
         held = self.rounds.open.get(round)
         if held is not None and held.is_counted:
             total = held.sum.total() if self._has_gradient(held) else None
@@ -463,8 +462,7 @@ class ServerSlice(Record[SliceSum]):
         self.value = total
 
     def _value_to_change(self) -> Buffer:
-        """The value's buffer; another one where a straggler is still being sent the value, which
-        must stay as it is then."""
+        """The value's buffer; a copy where a straggler is still being sent the value."""
         value = self.value
         assert value is not None
         if value.sends:
@@ -518,17 +516,16 @@ class ServerSlice(Record[SliceSum]):
         return (*self._wire, ENCODED)
 
     def late_us(self, round: int) -> Dict[int, int]:
-        """By rank, how much later than a worker's gradient the last one of the value's round was
-        ready; of nobody if the value is of another round than this."""
+        """By rank, how much later than a worker's gradient the round's last was ready; {} of
+        another round than the value's."""
         if round != self.rounds.round or not self.ready_s:
             return {}
         last_s = max(self.ready_s.values())
         return {rank: int(1e6 * (last_s - at_s)) % CLOCK_US for rank, at_s in self.ready_s.items()}
 
     def _knows_last(self, rank: int) -> bool:
-        """Whether a worker has the value before this one, or by rounds of its own an older one. A
-        worker begins with the initial value, in a job that goes on, too; one that gets the values
-        of its host after another has left may have none for long."""
+        """Whether a worker has the value before this one, or by own rounds an older one. One that
+        gets its host's values after another has left may have none for long."""
         last = self._sent_in.get(rank)
         if last is None:
             return False
@@ -573,15 +570,13 @@ class BucketSlice(ServerSlice):
         """Whether these may be alike."""
 
     def begin_as(self, before: BucketSlice, round: int) -> None:
-        """Take over everything of one that has ended its last round; states stay where they
-        are."""
+        """Take over from one that has ended its last round; states stay where they are."""
         self.begin_at(round, before.known_value().array)
         self._is_split, self._may_join = before._is_split, before._may_join
         self.kept = before.kept
 
     def copied_states(self, optimizer: Optimizer) -> List[Optional[State]]:
-        """Copy what an optimizer remembers of each tensor; None of those that it does not know.
-        To be called between two updates."""
+        """Copy the optimizer's state of each tensor, or None; between two updates."""
         declared = self.plan.declared
         if self._is_split:
             return [optimizer.copied(declared, index) for index in self._indices]
@@ -591,8 +586,8 @@ class BucketSlice(ServerSlice):
         return list(state.cut([one.stop - one.start for one in self._spans]))
 
     def replace_state(self, optimizer: Optimizer, member: int, state: Optional[State]) -> None:
-        """Give an optimizer another state of a tensor, or none; as `copied_states`. Raises
-        ProtocolError for one that has not one number for each element."""
+        """Replace the optimizer's state of a tensor; ProtocolError unless it has a number for each
+        element."""
         span = self._spans[member]
         for name, array in ({} if state is None else state.elements).items():
             if array.shape != (span.stop - span.start,):

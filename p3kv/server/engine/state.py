@@ -145,8 +145,8 @@ class ClippedSteps:
     def count(
         self, step: int, round: Any, elems: int, total: Optional[np.ndarray], share: float = 1.0
     ) -> None:
-        """Counts the sum of a round that is held; None where no worker had a gradient. `share`: the
-        number of workers, divided by the sum of their weights."""
+        """Count a held round's sum, None without a gradient. `share`: number of workers, divided by
+        the sum of their weights."""
         clipped = self.steps[step]
         clipped.share = share
         clipped.held.append(round)
@@ -176,8 +176,7 @@ class ClippedSteps:
         return []
 
     def scaled(self, step: int, scale: float, is_dropped: bool = False) -> List[Any]:
-        """Takes the factor of a step's gradients, or that it is dropped; returns the rounds that
-        need not wait for it."""
+        """Take a step's factor, or that it is dropped; return the rounds that waited for it."""
         clipped = self._known(step)
         if clipped.complete_elems != clipped.pushed_elems or clipped.scale is not None:
             raise ProtocolError(f"it scaled the clipped step {step}, whose norm is not known")
@@ -195,8 +194,8 @@ class ClippedSteps:
     def scale(
         self, step: int, elems: int, total: Optional[np.ndarray], out: Optional[np.ndarray]
     ) -> bool:
-        """Scales the sum of a counted round that ends, if it has one, into `out`; returns whether
-        the sum may change the value, and is not dropped."""
+        """Scale the sum of a counted round, if any, into `out`; return whether it is not
+        dropped."""
         clipped = self.steps[step]
         assert clipped.scale is not None
         if total is not None and self.changes(step):
@@ -361,9 +360,8 @@ class KeyPlan:
 
     @property
     def lacks_settings(self) -> bool:
-        """Whether worker rank 0 has not begun a step with the store's optimizer. Settings such as
-        the batch size and a scheduler's rate come with its first step; other workers may push
-        before it."""
+        """Whether rank 0 has not begun a step with the optimizer: settings such as a scheduler's
+        rate come with its first step, and other workers may push before."""
         return self.optimizer is None or not self.optimizer.in_step
 
     def encoder(self, rank: int = UNKNOWN) -> Encoder:

@@ -62,11 +62,8 @@ class Checkpoints:
         workers: Workers,
         loop: Loop,
     ) -> None:
-        """`folder` is where files are to be written, if the job has checkpoints: this server's mark
-        is left there. `left`: the ranks of workers that have left, and for which nobody waits.
-
-        Raises ConfigError if files can't be written there.
-        """
+        """`folder`: where files go, if the job has checkpoints; this server leaves its mark there,
+        or raises ConfigError. `left`: ranks of workers that have left, for which nobody waits."""
         self._open: Optional[_Open] = None
         self._own = OwnCuts(keys, len(place.workers_hosts), left)
         self._place = place
@@ -99,8 +96,8 @@ class Checkpoints:
         self._write_if_complete()
 
     def reach(self, rank: int, said: CutReached) -> None:
-        """A worker whose rounds are its own has reached a checkpoint. Worker rank 0 may say that it
-        won't be written. ProtocolError for one that can't be right."""
+        """A worker of own rounds has reached a checkpoint; rank 0 may say that it is left out.
+        ProtocolError for one that can't be right."""
         if self._folder is None:
             raise ProtocolError("it has reached a checkpoint in a job that has none")
         if said.stores:
@@ -116,8 +113,7 @@ class Checkpoints:
         return self._open is not None or bool(self._own.waiting)
 
     def record_ended(self, record: Record[Any]) -> None:
-        """To be called while something waits for rounds, when a record has ended one and before it
-        ends the next."""
+        """Copy a record that has ended a round, before it ends the next, if that is waited for."""
         if isinstance(record.rounds, OwnRounds):
             self._note_copied(self._own.record_ended(record))
             return
@@ -240,8 +236,8 @@ class PartsOfWorkers:
                 self._tell(rank, checkpoint)
 
     def welcomed(self, rank: int) -> None:
-        """Asks a worker that takes frames now for its part of the last checkpoint, if it is
-        missing, and then tells it for which ones nobody asks."""
+        """Ask a new worker for its missing part of the last checkpoint, and tell it which are left
+        out."""
         self._ask(rank)
         if self._left_out is not None and rank != 0:
             self._tell(rank, self._left_out)

@@ -67,8 +67,8 @@ class KeyCut:
 
     @property
     def complete(self) -> List[CutOfKey]:
-        """All of it, once nothing is missing: of a bucket each tensor by itself, so that it may be
-        in another bucket when the job goes on."""
+        """All of it, once nothing is missing; of a bucket each tensor, which may be in another when
+        the job goes on."""
         key = self.declared
         if not key.members:
             states = [self._states[offset] for offset in sorted(self._states)]
@@ -155,8 +155,8 @@ class OwnCuts:
         """Records that are to be copied, and the checkpoints' steps, in their order."""
 
     def reach(self, rank: int, said: CutReached) -> List[KeyCut]:
-        """A worker has reached a checkpoint; return the keys of which it has copied any. Raises
-        ProtocolError where it has pushed other rounds than another worker."""
+        """A worker has reached a checkpoint; return the keys of which anything is copied.
+        ProtocolError where it has pushed other rounds than another."""
         cut = self._reached.get(said.step)
         if cut is None:
             if 0 in self._left:
@@ -200,8 +200,7 @@ class OwnCuts:
         return self._copy([record])
 
     def left(self) -> Iterator[Tuple[KeyCut, Record[Any]]]:
-        """A worker has left: copy what has waited for it; yield each key and record, which may end
-        later rounds now."""
+        """A worker has left: copy what waited for it; yield each key and record that may go on."""
         if 0 in self._left:
             for cut in self._reached.values():
                 if not cut.is_taken:

@@ -117,10 +117,8 @@ class Checkpoints:
         )
 
     def check_folder(self) -> None:
-        """On worker rank 0, when all servers have welcomed it: removes their marks from the folder.
-        Raises ConfigError for servers whose marks do not appear there in time: they have other
-        folders of this name.
-        """
+        """Rank 0, once welcome, removes the servers' marks; ConfigError where one does not appear:
+        that server has another folder of this name."""
         folder, hosts = self._settings.checkpoint_dir, self._place.servers_hosts
         if folder is None or self._rank != 0:
             return
@@ -205,17 +203,16 @@ class Checkpoints:
         self._resumed.set_result(resumed)
 
     def resumed(self) -> Resumed:
-        """From which checkpoint the job goes on; waits until that is known. From the thread that
-        uses the stores; raises the job's failure."""
+        """Wait until it is known from which checkpoint the job goes on; from the thread of stores.
+        Raises the job's failure."""
         return self._resumed.result() if self._settings.resume else Resumed(0, [])
 
     def remember(self, key: WorkerKey, goes_on: bool) -> None:
-        """Save the residuals of a key's codec in checkpoints, if it keeps any, and restore them
-        where the job goes on from one. In the thread that uses the stores, before the worker's
-        thread knows the key. `goes_on`: the key's store is in the checkpoint.
+        """Save the residuals of a key's codec in checkpoints, and restore them (`goes_on`: its
+        store is in the checkpoint). In the thread of stores, before the worker's thread knows the
+        key.
 
-        Raises ConfigError where this worker can't write to the folder, or the residuals can't be in
-        a file, CheckpointError where its part can't be read.
+        Raises ConfigError where they can't be written, CheckpointError where they can't be read.
         """
         if key.codecs.gradients.remembers and key.size_elems:
             self.own.have_part()
@@ -234,10 +231,9 @@ class Checkpoints:
         self.pushed()
 
     def pushed(self) -> None:
-        """To be called when a push was sent: where workers train by themselves, the next step with
-        a push may be far away, and steps whose rounds are each worker's own are not counted here.
-        When all is sent that belongs to a checkpoint, the servers know how large its slices are, as
-        below; those of a worker's own rounds keep their size."""
+        """Begin checkpoints whose pushes are all sent and that can't wait for the next step's
+        slice, after a push: workers that train by themselves may push none for long, and own steps
+        are not counted. The servers know the slice sizes then; those of own rounds stay."""
         while self.cuts and self._is_sent(self.cuts[0]):
             if not (self._ends or _is_early(self.cuts[0])) or (self._ends and self._waits_for):
                 return
@@ -249,15 +245,14 @@ class Checkpoints:
         self.add(cut)
 
     def finish(self, done: Future[None]) -> None:
-        """Completes `done` when this worker may leave: all checkpoints are written that were due,
-        as far as it has a part in them."""
+        """Complete `done` when all checkpoints that were due are written, as far as this worker
+        has a part."""
         self._ends, self._finished = True, done
         self.pushed()
         self._look_finished()
 
     def _look_finished(self) -> None:
-        """Worker rank 0 asks for a checkpoint when it is there, or leaves it out: until then others
-        keep copies."""
+        """End the wait to leave; rank 0 says that it asks for no more, since others keep copies."""
         waits = self.cuts or self._waits_for or (self._rank != 0 and self.own.is_needed)
         if self._finished is None or self._finished.done() or waits:
             return
@@ -266,8 +261,8 @@ class Checkpoints:
         self._finished.set_result(None)
 
     def _leave_out(self, step: int) -> None:
-        """Tells other workers, which may wait for that before they leave, that none is asked for of
-        this step or an older one."""
+        """Tell other workers, which may wait for that to leave, that this step, or an older one, is
+        not asked for."""
         if self.own.has_part and len(self._place.workers_hosts) > 1:
             none = Checkpoint(step, _NONE, UNKNOWN, [])
             self._egress.tell(Header(Kind.CHECKPOINT, self._rank), encode(none), servers=[0])
@@ -279,12 +274,8 @@ class Checkpoints:
         return all(key is None or key.channel.sent >= round_ for key, round_ in known)
 
     def begin_step(self, step: int) -> None:
-        """Has this worker copy what belongs to the checkpoints that are due; rank 0 asks for them.
-        Call it before the first slice of a step is sent.
-
-        Not earlier: a server must know how large the slices are that end the rounds in question,
-        and new sizes are announced when steps begin.
-        """
+        """Copy, or on rank 0 ask for, the checkpoints that are due before a step's first slice. Not
+        earlier: servers must know the slice sizes, which are announced when steps begin."""
         while self.cuts and self.cuts[0].after < step:
             self._begin(self.cuts.popleft())
 

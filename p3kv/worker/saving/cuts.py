@@ -139,8 +139,8 @@ class Cuts:
         return next((one for one in resumed.stores if one.store == number), None)
 
     def leave(self, store: int, steps: int) -> None:
-        """Later checkpoints have a store's number of steps, and nothing else of it: another one
-        has its parameters. All workers say so between the same steps."""
+        """Later checkpoints have only a store's number of steps: another one has its parameters.
+        All workers say so between the same steps."""
         self._left[store] = steps
         self._stores[store] = None
         self._held.pop(store, None)
@@ -156,8 +156,8 @@ class Cuts:
                 yield number, store
 
     def due(self, store: int, steps: int) -> Optional[int]:
-        """To be called before a store's step, with the number of those that it has made in this
-        run and before it. Returns the step of the checkpoint that is due now."""
+        """The step of the checkpoint that is due before a store's next step, or None; `steps`: how
+        many it has made, in this run and before."""
         due = self._due(store, steps)
         held, its = self._held, dict(self._saved()).get(store)
         while store in held:  # what has not stepped since belongs to an older iteration
@@ -189,8 +189,7 @@ class Cuts:
         return step
 
     def due_at_end(self) -> Optional[int]:
-        """To be called when the script ends in order, perhaps several times. Returns the step of
-        the checkpoint that is due after the last step, once."""
+        """The step of the checkpoint that is due after the script's last step, once, or None."""
         leader, self._leader = self._leader, None
         if leader is None or not self._held:
             return None
@@ -204,9 +203,8 @@ class Cuts:
         return any(self._may_be_before(store, steps) for store in self._steps)
 
     def waits(self, store: int) -> bool:
-        """Whether nothing of a store's next step may be pushed now: there may be a checkpoint
-        before the next step of another store, which would lack what belongs to that step's
-        iteration."""
+        """Whether a store may push nothing of its next step yet: a checkpoint before another
+        store's next step would lack its part of that iteration."""
         return self.may_be_due() and not self._may_be_before(store)
 
     def _may_be_before(self, store: int, steps: int = 1) -> bool:
@@ -214,8 +212,8 @@ class Cuts:
         return leads and -self._steps.get(store, 1) % self._every < steps
 
     def step_ended(self) -> None:
-        """To be called at the end of each step of any store: when the next step begins, its forward
-        pass has changed running averages already."""
+        """Copy what no gradient changes, at a step's end: the next forward pass changes running
+        averages."""
         self._copies = self._all_unpushed() if self.may_be_due() else None
 
     def cut(self, after: int, step: int) -> Cut:

@@ -105,9 +105,8 @@ class OwnPart:
         """What a thread waits for that writes a part."""
 
     def have_part(self) -> None:
-        """Says that each worker writes a part, before the first checkpoint. On another worker than
-        rank 0 it raises ConfigError where it can't write to worker 0's folder. In the thread that
-        uses the stores."""
+        """Each worker writes a part, from the first checkpoint on; in the thread of stores. Raises
+        ConfigError where it can't write to worker 0's folder."""
         if not self.has_part and self._place.rank != 0:
             self._check_folder()
         self.has_part = True
@@ -146,8 +145,7 @@ class OwnPart:
         return [(self._keys[key_id], round_) for key_id, round_ in rounds if key_id in self._keys]
 
     def copy(self, cut: Cut) -> None:
-        """Begins to copy what codecs remember at a checkpoint; before this worker sends anything
-        that does not belong to it."""
+        """Begin to copy residuals at a checkpoint, before this worker sends anything later."""
         if self._is_left_out(cut.step):
             return
         memories = []
@@ -158,16 +156,15 @@ class OwnPart:
         self._write_if_copied()
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Begins to write this worker's part of a checkpoint, or waits until it is copied. Raises
-        ProtocolError while the one before is not written."""
+        """Write this worker's part of a checkpoint once it is copied; ProtocolError while the one
+        before is not written."""
         if self._wanted is not None or self._writes:
             raise ProtocolError("it asked for a checkpoint before it had the last one")
         self._wanted = checkpoint
         self._write_if_copied()
 
     def leave_out(self, step: int) -> None:
-        """Worker rank 0 asks for no checkpoint of a step, nor for an older one for which it has not
-        asked before."""
+        """Rank 0 asks for no checkpoint of a step, nor for an older one."""
         self._left_out = step
         kept = [one for one in self._copied if not self._is_left_out(one.cut.step)]
         self._copied = deque(kept, maxlen=_MOST_COPIES)
@@ -287,9 +284,8 @@ class ResumedPart:
     # What codecs remembered.
 
     def give_back(self, key: WorkerKey, resumed: Resumed, saved: Optional[Saved]) -> None:
-        """Gives the codec of a key back what it remembered, before the first push. `saved` is the
-        checkpoint, on worker rank 0. Raises CheckpointError where this worker's part of it can't be
-        read."""
+        """Restore the residuals of a key's codec, before the first push; `saved`: on rank 0.
+        CheckpointError where this worker's part can't be read."""
         found = None if key.memory is None else self._memory(key, resumed)
         restored = key.memory is not None and found is not None and key.memory.restore(found)
         if saved is not None and not restored:
@@ -327,8 +323,7 @@ class ResumedPart:
         return {} if part is None else part.numbers(store)
 
     def trained(self, store: int, key: Key, resumed: Resumed) -> Optional[SavedTrained]:
-        """What this worker had of a key; None with another number of workers. Raises
-        CheckpointError where its part of the checkpoint can't be read."""
+        """What this worker had of a key, or None; CheckpointError where it can't be read."""
         part = self._opened(resumed)
         if part is not None:
             return part.trained(store, key)
