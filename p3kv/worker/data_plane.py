@@ -40,13 +40,13 @@ from p3kv.worker.exchange import Exchange
 from p3kv.worker.global_norms import GlobalNorms
 from p3kv.worker.job import JobMember
 from p3kv.worker.joining import Joining, Reconnecting
-from p3kv.worker.measuring.step_times import ProcessorDelay, StepTimes
 from p3kv.worker.routes import HostSums, RowsRoute, SliceRoute
 from p3kv.worker.saving.checkpoints import Checkpoints
 from p3kv.worker.saving.cuts import Cuts
 from p3kv.worker.script import Script
 from p3kv.worker.stalls import LOOK_EVERY_S, Silences, StallWarnings
 from p3kv.worker.state_requests import StateRequests
+from p3kv.worker.step_times import ProcessorDelay, StepTimes
 from p3kv.worker.steps import WorkerSteps
 from p3kv.worker.transfers import Channel, WorkerKey
 from p3kv.worker.tuning import Tuning

@@ -23,7 +23,7 @@ from p3kv.wire.framing import urgency
 from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT
 from p3kv.wire.messages import UNKNOWN
 from p3kv.worker.egress import Egress
-from p3kv.worker.measuring.step_times import StepTimes
+from p3kv.worker.step_times import StepTimes
 from p3kv.worker.steps import WorkerSteps
 from p3kv.worker.transfers import (
     Channel,

@@ -439,6 +439,10 @@ class DeferredPush(Transfer):
         return _elements_at(self.source, self.key)
 
 
+def nothing(error: Optional[BaseException]) -> None:
+    """Ends a transfer for which only neighbours wait."""
+
+
 class Channel:
     """A key's rounds in the worker's thread: which are in flight, and what waits. It sends nothing.
 

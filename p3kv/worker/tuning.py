@@ -18,7 +18,7 @@ from p3kv.wire.loop import Drain
 from p3kv.wire.messages import Measured, SliceSizes, encode
 from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.egress import Egress
-from p3kv.worker.measuring.step_times import StepTimes
+from p3kv.worker.step_times import StepTimes
 
 _STEPS = 5
 """A worker reports the median of so many steps, so one disturbed step changes nothing."""

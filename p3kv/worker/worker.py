@@ -54,7 +54,7 @@ from p3kv.wire.tracing import SchedulersClock
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.job import JobMember
 from p3kv.worker.joining import Handshakes, Joining, Reconnecting
-from p3kv.worker.measuring.measures import Measures
+from p3kv.worker.measures import Measures
 from p3kv.worker.neighbours import Neighbours, neighbourhood
 from p3kv.worker.script import Script, SwitchInterval
 from p3kv.worker.stores import WorkerStore

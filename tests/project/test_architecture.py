@@ -159,12 +159,12 @@ BUDGETS = {
     "processes": (2370, 12),
     "report": (1340, 9),
     "scheduler": (2284, 9),
-    "server": (5630, 20),
+    "server": (5568, 20),
     "slicing": (615, 4),
     "tools": (4066, 22),
     "transport": (599, 4),
     "wire": (5300, 25),
-    "worker": (8347, 32),
+    "worker": (8267, 30),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
 beside it: raise a number only together with a reason."""

@@ -12,9 +12,9 @@ from p3kv.consistency import BulkSynchronous, Consistency, Local
 from p3kv.server.engine import Round
 from p3kv.server.stragglers import Lateness
 from p3kv.wire.messages import DeclaredKey, ServerNumbers, slowest
-from p3kv.worker.measuring import step_times
-from p3kv.worker.measuring.measures import layer_name
-from p3kv.worker.measuring.step_times import Parts, StepTimes
+from p3kv.worker import step_times
+from p3kv.worker.measures import layer_name
+from p3kv.worker.step_times import Parts, StepTimes
 from p3kv.worker.transfers import Push, WorkerKey
 from tests.jobs import DEADLINE_S, output_of, run_job, start_on
 

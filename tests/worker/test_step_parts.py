@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from p3kv.server.stragglers import Readiness
 from p3kv.wire.header import clock_us, passed_s
-from p3kv.worker.measuring.step_times import (
+from p3kv.worker.step_times import (
     Delayed,
     Layer,
     Parts,

@@ -23,7 +23,7 @@ from p3kv.wire.loop import Drain, Loop, Pacing
 from p3kv.wire.messages import DeclaredKey, Measured, SliceSizes
 from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.egress import Egress
-from p3kv.worker.measuring.step_times import Parts, StepTimes
+from p3kv.worker.step_times import Parts, StepTimes
 from p3kv.worker.transfers import WorkerKey
 from p3kv.worker.tuning import Tuning
 from tests.in_memory import MemoryJob

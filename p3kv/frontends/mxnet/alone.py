@@ -35,7 +35,7 @@ from p3kv.frontends.mxnet.optimizers.sgd_after_momentum import after_momentum, m
 from p3kv.store.clipped_steps import checked
 from p3kv.store.compression import Compression, choice
 from p3kv.wire.messages import Key, called
-from p3kv.worker.measuring.measures import nothing_measured
+from p3kv.worker.measures import nothing_measured
 
 _log = logging.getLogger("p3kv")
 

@@ -25,7 +25,7 @@ from p3kv.frontends.mxnet.arrays import DENSE, by_key, listed
 from p3kv.frontends.mxnet.store import P3
 from p3kv.store.trial_clock import TrialClock, check_rule_of_trial
 from p3kv.wire.messages import Key
-from p3kv.worker.measuring.measures import nothing_measured
+from p3kv.worker.measures import nothing_measured
 
 NATIVE_TYPE = "dist_sync"
 """The type of MXNet's own synchronous store."""

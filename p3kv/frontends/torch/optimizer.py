@@ -30,7 +30,7 @@ from p3kv.frontends.torch.values.compiled import guard_modules, has_compiler
 from p3kv.frontends.torch.values.leaving import end_past
 from p3kv.store.client import Client
 from p3kv.worker import this_process
-from p3kv.worker.measuring.measures import nothing_measured
+from p3kv.worker.measures import nothing_measured
 
 
 class Optimizer(torch.optim.Optimizer):

@@ -24,9 +24,9 @@ from p3kv.wire.rows import (
     unpacked,
 )
 from p3kv.worker.exchange import Exchange
-from p3kv.worker.routes.carried import Carriers, nothing
+from p3kv.worker.routes.host_memory import Carriers
 from p3kv.worker.routes.rows import Answer, RowsPull, RowsRoute, Run, runs_of
-from p3kv.worker.transfers import Push, WorkerKey
+from p3kv.worker.transfers import Push, WorkerKey, nothing
 
 _RunId = Tuple[int, int, int]
 """The id of a key, a round and a run's number."""

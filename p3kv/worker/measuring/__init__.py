@@ -1,1 +1,0 @@
-"""What a worker measures of its steps, and how it tells."""
