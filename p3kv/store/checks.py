@@ -1,4 +1,5 @@
-"""Refusals of optimizers and pushes of one store: features are named, and the table is asked."""
+"""Refusals of optimizers and pushes of one store: features are named, and the table is asked. Each
+function raises what `WorkerStore.combine` raises."""
 
 from __future__ import annotations
 
@@ -27,51 +28,52 @@ def check_choices_alone(consistency: Optional[str]) -> None:
         codec_of(settings, direction)
 
 
-class Checks:
-    """Each method raises what `WorkerStore.combine` raises."""
+def check_optimizer(
+    own: WorkerStore, new: ScriptOptimizer, before: Optional[ScriptOptimizer]
+) -> None:
+    """Refuse an optimizer that can't run, or not after the one before."""
+    features = {Feature.OPTIMIZER}
+    if not new.predicts or new.needs_whole_tensors:
+        features.add(Feature.NO_PREDICTION)
+    if new.momentum is None:
+        features.add(Feature.OTHER_THAN_SGD)
+    after = []
+    if new.shares_numbers:
+        features.add(Feature.SHARES_NUMBERS)
+    if before is not None and new.needs_whole_tensors != before.needs_whole_tensors:
+        features.add(Feature.OTHER_CUT)
+        after.append(before.name)
+    spread_out = own.keys_on_several_servers()
+    if new.needs_whole_tensors:
+        features.add(Feature.WHOLE_TENSORS)
+        if spread_out:
+            features.add(Feature.SPREAD_OUT)
+            first, *_ = spread_out
+            servers = len(first.runs)
+            after.append(f"{first.called} was initialised, which lies on {servers} servers")
+    said = f", set after {' and after '.join(after)}" if after else ""
+    own.combine(features, f"the optimizer {new.name}{said}")
 
-    def __init__(self, own: WorkerStore) -> None:
-        self._own = own
 
-    def new_optimizer(self, new: ScriptOptimizer, before: Optional[ScriptOptimizer]) -> None:
-        """For an optimizer that can't run, or not after the one before."""
-        features = {Feature.OPTIMIZER}
-        if not new.predicts or new.needs_whole_tensors:
-            features.add(Feature.NO_PREDICTION)
-        if new.momentum is None:
-            features.add(Feature.OTHER_THAN_SGD)
-        after = []
-        if new.shares_numbers:
-            features.add(Feature.SHARES_NUMBERS)
-        if before is not None and new.needs_whole_tensors != before.needs_whole_tensors:
-            features.add(Feature.OTHER_CUT)
-            after.append(before.name)
-        spread_out = self._own.keys_on_several_servers()
-        if new.needs_whole_tensors:
-            features.add(Feature.WHOLE_TENSORS)
-            if spread_out:
-                features.add(Feature.SPREAD_OUT)
-                first, *_ = spread_out
-                servers = len(first.runs)
-                after.append(f"{first.called} was initialised, which lies on {servers} servers")
-        said = f", set after {' and after '.join(after)}" if after else ""
-        self._own.combine(features, f"the optimizer {new.name}{said}")
+def check_first_push(
+    own: WorkerStore, key: WorkerKey, optimizer: Optional[ScriptOptimizer]
+) -> None:
+    """Refuse a key that can't be pushed at all."""
+    if optimizer is None:
+        what = f"{key.called} is pushed to a store without an optimizer"
+        own.combine({Feature.NO_OPTIMIZER}, what)
+    elif "float" not in key.dtype:
+        what = f"{key.called} of {key.dtype} is pushed to a store with an optimizer"
+        own.combine({Feature.INTEGERS, Feature.OPTIMIZER}, what)
 
-    def first_push(self, key: WorkerKey, optimizer: Optional[ScriptOptimizer]) -> None:
-        """For a key that can't be pushed at all."""
-        if optimizer is None:
-            what = f"{key.called} is pushed to a store without an optimizer"
-            self._own.combine({Feature.NO_OPTIMIZER}, what)
-        elif "float" not in key.dtype:
-            what = f"{key.called} of {key.dtype} is pushed to a store with an optimizer"
-            self._own.combine({Feature.INTEGERS, Feature.OPTIMIZER}, what)
 
-    def lacks_gradient(self, key: WorkerKey, optimizer: ScriptOptimizer) -> None:
-        """For a key without a gradient on this worker, where the next update by this optimizer
-        depends on whether any worker has one."""
-        what = f"this worker has no fresh gradient of {key.called}, which {optimizer.name} updates"
-        self._own.combine({Feature.SHARES_NUMBERS, Feature.NO_GRADIENT}, what)
+def check_no_gradient(own: WorkerStore, key: WorkerKey, optimizer: ScriptOptimizer) -> None:
+    """Refuse a key without a gradient here, where the next update depends on whether any worker has
+    one."""
+    what = f"this worker has no fresh gradient of {key.called}, which {optimizer.name} updates"
+    own.combine({Feature.SHARES_NUMBERS, Feature.NO_GRADIENT}, what)
 
-    def clips_without_optimizer(self) -> None:
-        """For steps that are to be clipped, while the servers have no optimizer."""
-        self._own.combine({Feature.CLIPPING, Feature.NO_OPTIMIZER}, "the step is to be clipped")
+
+def check_clipping(own: WorkerStore) -> None:
+    """Refuse clipped steps while the servers have no optimizer."""
+    own.combine({Feature.CLIPPING, Feature.NO_OPTIMIZER}, "the step is to be clipped")

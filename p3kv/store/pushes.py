@@ -19,7 +19,7 @@ from typing import (
     Tuple,
 )
 
-from p3kv.store.checks import Checks
+from p3kv.store.checks import check_clipping, check_first_push, check_no_gradient
 from p3kv.store.clipped_steps import ClippedSteps
 from p3kv.store.forward_order import OrderLearner
 from p3kv.store.script_optimizer import O
@@ -49,8 +49,6 @@ class Pushes(Generic[O]):
         self._own = own
         self._refuse_part = refuse_part
         self.front_end = front_end
-        self.checks = Checks(own)
-        """Refuses optimizers and pushes of this store."""
         self._order = order
         self._rank = rank
         self.optimizer: Optional[O] = None
@@ -88,14 +86,14 @@ class Pushes(Generic[O]):
     def check(self, key: WorkerKey) -> None:
         """Raises NotSupportedError for a key that can't be pushed; `next` does so, too."""
         if key.key not in self.updates:
-            self.checks.first_push(key, self.optimizer)
+            check_first_push(self._own, key, self.optimizer)
 
     def next(self, key: WorkerKey, changes: Optional[Future[bool]] = None) -> Tuple[int, int]:
         """Count a push; return its round, and the optimizer's step. `changes`: of a push without a
         gradient, whether another worker has one."""
         if changes is not None and self._shares_numbers:
             assert self.optimizer is not None
-            self.checks.lacks_gradient(key, self.optimizer)
+            check_no_gradient(self._own, key, self.optimizer)
         is_new_step, optimizer = self._begins, self.optimizer
         marks = self.marks_steps if optimizer is None else not optimizer.counts_updates
         if not (marks and self._says_steps):
@@ -168,7 +166,7 @@ class Pushes(Generic[O]):
         """Keys are to be pushed while steps are clipped; `known` has them first. NotSupportedError
         where the call can't be a clipped step."""
         if self.optimizer is None:
-            self.checks.clips_without_optimizer()
+            check_clipping(self._own)
         if self.clipping.begin_call():
             keys = [key.key for key, *_ in known]
             most = max((self.updates.get(key, 0) for key in keys), default=self._steps)

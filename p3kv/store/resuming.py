@@ -25,6 +25,7 @@ from p3kv.common.naming import NamePair, SameNames, both
 from p3kv.common.words import some_of
 from p3kv.errors import CheckpointError
 from p3kv.server.optimizer import State
+from p3kv.store.checks import check_optimizer
 from p3kv.store.pushes import Pushes
 from p3kv.store.script_optimizer import O
 from p3kv.wire.messages import Key, all_called, called
@@ -120,7 +121,7 @@ class Resuming(Generic[O]):
         the checkpoint's, and for one of another rule.
         """
         self._goes_on = goes_on or self._goes_on
-        self._pushes.checks.new_optimizer(fresh, self._pushes.optimizer)
+        check_optimizer(self._own, fresh, self._pushes.optimizer)
         self._own.optimizer_set(fresh.momentum)
         counts, self._counts = self._counts, None
         self._optimizer = None

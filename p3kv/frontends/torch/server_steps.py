@@ -37,16 +37,10 @@ from p3kv.frontends.torch.steps import CommonSteps, evaluated, parameters_of
 from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.asleep import Asleep
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
-from p3kv.frontends.torch.values.leaving import (
-    ZEROES,
-    Leaving,
-    Own,
-    Past,
-    end_past,
-    is_part,
-)
+from p3kv.frontends.torch.values.leaving import ZEROES, Leaving, Own, Past, end_past, is_part
 from p3kv.frontends.torch.values.written import copied, is_written
 from p3kv.server.optimizer import State
+from p3kv.store.checks import check_optimizer
 from p3kv.store.client import Client
 from p3kv.store.states import give_state, states_of
 from p3kv.worker.saving.cuts import Unpushed
@@ -141,7 +135,7 @@ class ServerSteps(CommonSteps):
         the weights. Until then their uses are seen."""
         self._gives_way = may_give_way and self._may_give_way()
         if self._gives_way:
-            self._pushes.checks.new_optimizer(self._script_optimizer, None)
+            check_optimizer(own, self._script_optimizer, None)
             self._undecided = Gradients(worker, own, shared.every)
         else:
             shared.resuming.set_optimizer(self._script_optimizer)
