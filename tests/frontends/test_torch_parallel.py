@@ -85,12 +85,15 @@ def test_a_script_s_losses_are_those_of_torch_s_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "meeting", ["tcp://127.0.0.1:{}", pytest.param("{}", marks=pytest.mark.long)]
+    "meeting", ["tcp://127.0.0.1:{}", "file://{}", pytest.param("{}", marks=pytest.mark.long)]
 )
-def test_a_script_that_starts_its_ranks_itself_trains_as_with_torch_s_own(meeting: str) -> None:
+def test_a_script_that_starts_its_ranks_itself_trains_as_with_torch_s_own(
+    meeting: str, tmp_path: Path
+) -> None:
     script = str(AS_IT_IS / "spawned.py")
     with held_port() as holder:
-        command = [script, meeting.format(holder.getsockname()[1])]
+        where = tmp_path / "meeting" if "file" in meeting else holder.getsockname()[1]
+        command = [script, meeting.format(where)]
         expected, found = (
             said(run_with_gloo([str(PYTHON), *how, *command], environment(P3KV_SECRET=""), JOB_S))
             for how in ((), ("-m", "p3kv.ddp"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 from p3kv.common.addresses import interface_of
@@ -20,11 +21,19 @@ def take_rank(rank: int, size: int, store: Any) -> None:
     said it. `store` is the group's."""
     os.environ.setdefault("RANK", str(rank))
     os.environ.setdefault("WORLD_SIZE", str(size))
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    if hasattr(store, "host"):  # as init_method="tcp://host:port" makes it
-        os.environ.setdefault("MASTER_ADDR", store.host)
-        os.environ.setdefault("MASTER_PORT", str(store.port))
+    below = store
+    while hasattr(below, "underlying_store"):
+        below = below.underlying_store
+    if hasattr(below, "host"):  # as init_method="tcp://host:port" makes it
+        address, port = below.host, str(below.port)
+    else:  # of a file, or the script's own; the number only tells jobs of a host apart
+        store.set(f"p3kv {rank}", f"{socket.gethostname()} {os.getpid()}")
+        hosts = [store.get(f"p3kv {one}").decode().split() for one in range(size)]
+        address, port = hosts[0]
+        if all(host == address for host, _ in hosts):
+            address = "127.0.0.1"
+    os.environ.setdefault("MASTER_ADDR", address)
+    os.environ.setdefault("MASTER_PORT", port)
 
 
 def has_launcher() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from datetime import timedelta
 from typing import Mapping, Optional
 
 from p3kv.common.words import Words
@@ -24,6 +25,9 @@ _ADVICE = {
 }
 """By a part of an error's message: what to do where a script was written for
 DistributedDataParallel."""
+
+_CONNECT_S = 15.0
+"""torchrun's agent has its store before it starts a rank. torch tries twice, and pauses between."""
 
 
 class MakeTorchOptimizer(MakeOptimizer):
@@ -79,9 +83,13 @@ class Torch(FrontEnd):
     def launcher_store(self, host: str, port: int, timeout_s: float) -> Optional[KeyStore]:
         if importlib.util.find_spec("torch") is None:
             return None
-        from p3kv.frontends.torch import agent_store
+        from torch.distributed import TCPStore
 
-        return agent_store.connected(host, port, timeout_s)
+        connect_s = timedelta(seconds=min(timeout_s, _CONNECT_S))
+        store = TCPStore(host, port, is_master=False, timeout=connect_s, wait_for_workers=False)
+        store.set_timeout(timedelta(seconds=timeout_s))
+        found: KeyStore = store
+        return found
 
     def how_to_install(self) -> str:
         return "pip install '.[torch]' in p3kv's repository"
