@@ -65,7 +65,7 @@ class AverageSteps(CommonSteps):
         self._pass = Pass(client, shared, gradients)
         self._weights: Optional[Buffers] = None
         """Has the weights be those of the last worker that had a batch, when an epoch is over."""
-        self._has_passed = False
+        self.has_passed = False
         """Whether a backward pass has ended in this step."""
         self._hooks = Hooks(shared.buckets, self.ready)
         self._hooks.add()
@@ -139,7 +139,7 @@ class AverageSteps(CommonSteps):
         self._pass.finish()
         if self._joined is not None:  # who is absent hears of passes, and not of steps
             self._shared.push_buffers(self._attendance)
-        self._has_passed = True
+        self.has_passed = True
 
     def check_added(self, parameters: Any) -> None:
         self._shared.check()
@@ -168,7 +168,7 @@ class AverageSteps(CommonSteps):
         self.finish()  # what the script has caught an error of
         skips = self._takes_skip()
         returned = evaluated(closure) if skips else own_step(self._optimizer, closure)
-        self._has_passed = False
+        self.has_passed = False
         self._pass.weigh(1.0)
         self._pace.step_ended()
         self._hooks.add()
@@ -177,7 +177,7 @@ class AverageSteps(CommonSteps):
         return returned
 
     def skip(self, drops: bool) -> torch.Tensor:
-        if self._pass.is_open or not self._has_passed:
+        if self._pass.is_open or not self.has_passed:
             # Others wait for this worker in their backward passes, also if it has failed before.
             self._end_pass()
         if self._joined is not None:
@@ -193,7 +193,7 @@ class AverageSteps(CommonSteps):
     def weigh(self, weight: float) -> None:
         self._shared.check()
         self._check_weighs()
-        if self._pass.is_open or self._has_passed:
+        if self._pass.is_open or self.has_passed:
             raise NotSupportedError(WEIGHS_LATE)
         self._pass.weigh(weight)
         self._pace.samples = weight
@@ -230,7 +230,7 @@ class AverageSteps(CommonSteps):
             one.grad = None
         self._pass.weight = 1.0 if self._joined.counts_absent else 0.0
         self._end_pass(is_absent=True)
-        self._pass.weight, self._has_passed = 1.0, False
+        self._pass.weight, self.has_passed = 1.0, False
         for one, gradient in zip(every, before):
             one.grad = gradient
 

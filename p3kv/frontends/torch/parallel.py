@@ -26,7 +26,7 @@ from p3kv.frontends.torch.buffers import push_owed
 from p3kv.frontends.torch.environment import take_rank
 from p3kv.frontends.torch.joining import is_open
 from p3kv.frontends.torch.optimizer import Optimizer
-from p3kv.frontends.torch.passes import Passes
+from p3kv.frontends.torch.passes import Passes, finish_after_backward
 from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS, WORKERS
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import parameters_of
@@ -53,12 +53,10 @@ class DistributedDataParallel(TorchParallel):
     """torch's DistributedDataParallel, with its arguments, checks and attributes, of a model that
     p3kv trains.
 
-    When it is made, all workers get rank 0's parameters and buffers by the script's process group,
-    as with torch's. When it is first called with gradients, `p3kv.torch.Optimizer` is attached to
-    the optimizers that have its parameters, whether they were made before or after. What
-    `no_sync` and `require_backward_grad_sync` were at the call decides whether gradients add up.
-    `bucket_cap_mb`, `find_unused_parameters`, `gradient_as_bucket_view`, `static_graph` and the
-    like change nothing: p3kv has no buckets, and needs no word of unused parameters.
+    When it is first called with gradients, `p3kv.torch.Optimizer` is attached to the optimizers
+    that have its parameters, whether they were made before or after. What `no_sync` and
+    `require_backward_grad_sync` were at the call decides whether gradients add up. `bucket_cap_mb`,
+    `find_unused_parameters`, `gradient_as_bucket_view`, `static_graph` and the like change nothing.
 
     Raises what torch's raises; NotSupportedError for what needs torch's own reducer, and for
     parameters in shards.
@@ -180,8 +178,7 @@ class WrappedOptimizer(Optimizer):
     step._wrapped_by_lr_sched = True
 
     def without(self, taken: Set[int]) -> Set[int]:
-        """Leaves to others the parameters that no optimizer had and they have now; returns the ids
-        of those that it still sees to."""
+        """Leaves parameters to others that have them now; returns the ids of those that stay."""
         left = [one for one in self._orphans if id(one) not in taken]
         if len(left) < len(self._orphans):
             self._orphans = left
@@ -191,6 +188,8 @@ class WrappedOptimizer(Optimizer):
 
     def model_called(self, model: int, is_fed: bool, syncs: bool) -> None:
         """A model is called, as in `Passes.called`."""
+        if isinstance(self, NoOptimizer) and getattr(self._steps, "has_passed", False):
+            self.step()  # buffers travel
         if isinstance(self._steps, ServerSteps):
             self._steps.give_way_if_changed()
         if self._passes.called(model, is_fed, syncs):
@@ -206,18 +205,28 @@ class WrappedOptimizer(Optimizer):
         return leaves if self.updates == SERVERS else self._passes.syncs
 
 
+class NoOptimizer(torch.optim.Optimizer):
+    """For a model whose parameters none of `torch.optim` has: its gradients are means."""
+
+    def step(self, closure: Any = None) -> None: ...
+
+
 class _Attached:
     """Finds the optimizers of wrapped models, and attaches p3kv to them."""
+
+    number = -1
+    """`finish` comes before that of all steps."""
 
     def __init__(self) -> None:
         self._made: List[ReferenceType[torch.optim.Optimizer]] = []
         """The script's optimizers in the order of their making, the same on all workers."""
         self._number = 0
         """How many have been made."""
-        self._of: WeakKeyDictionary[DistributedDataParallel, List[ReferenceType[WrappedOptimizer]]]
-        self._of = WeakKeyDictionary()
+        self._of: WeakKeyDictionary[DistributedDataParallel, List[_Reference]] = WeakKeyDictionary()
         self._seen = -1
         """How many had been made when they were last looked for."""
+        self._bare: Dict[DistributedDataParallel, None] = {}
+        """Models without one that were called since the last backward pass."""
         self._is_alone: Optional[bool] = None
         """Whether this process trains by itself, once it is known."""
 
@@ -236,14 +245,26 @@ class _Attached:
     def of(self, model: DistributedDataParallel) -> List[WrappedOptimizer]:
         """Optimizers that train parameters of a model, all of which are attached by then."""
         self.attach()
-        attached = [one() for one in self._of.get(model, ())]
-        found = [one for one in attached if one is not None]
+        found = [made for one in self._of.get(model, ()) if (made := one()) is not None]
         if not found and not self._is_alone:
-            self._check_trained(model)
+            self._bare[model] = None
         return found
 
+    def finish(self) -> None:
+        """A backward pass has ended: gradients of called models that no optimizer has become
+        means. Not of others, which garbage collection may have left on some ranks only."""
+        bare, self._bare = self._bare, {}
+        for model in bare:
+            if model.require_backward_grad_sync and not any(one() for one in self._of[model]):
+                own = {id(one): one for one in model.own_parameters}
+                if any(one.grad is not None for one in own.values()):
+                    ours = NoOptimizer(own.values(), {})
+                    made = self._attach_one(ours, dict.fromkeys(own, model), {*own})
+                    assert isinstance(made._steps, AverageSteps)
+                    made._steps.exchange_now()
+
     def attach(self) -> None:
-        """Attaches p3kv to each optimizer that has parameters of a model, the newest for each."""
+        """Attaches p3kv to the newest optimizer of each parameter."""
         models = [*self._of]
         if self._seen == self._number or not models:
             return
@@ -264,8 +285,7 @@ class _Attached:
         self._made = [one for one in self._made if one() is not None]
         found: List[torch.optim.Optimizer] = []
         taken: Set[int] = set()
-        made = [reference() for reference in self._made]
-        inside = {id(getattr(one, "optim", None)) for one in made if _keeps_parts(one)}
+        inside = {id(getattr(one(), "optim", None)) for one in self._made if _keeps_parts(one())}
         for reference in reversed(self._made):
             optimizer = reference()
             if id(optimizer) in inside:  # a ZeroRedundancyOptimizer steps it
@@ -277,7 +297,7 @@ class _Attached:
                 raise NotSupportedError(MADE_TWICE)
             if own & taken:
                 for others in self._of.values():
-                    others[:] = [one for one in others if one is not reference]
+                    others[:] = [one for one in others if one() is not optimizer]
                 continue
             taken |= own
             found.insert(0, optimizer)
@@ -293,9 +313,8 @@ class _Attached:
         optimizer: torch.optim.Optimizer,
         model_of: Dict[int, DistributedDataParallel],
         taken: Set[int],
-    ) -> None:
-        """`taken`: the ids of parameters whose gradients others see to; those of its models' that
-        it sees to are added."""
+    ) -> WrappedOptimizer:
+        """`taken`: ids of parameters whose gradients others see to; its own are added."""
         parameters = parameters_of(optimizer)
         models = list(dict.fromkeys(model_of[id(p)] for p in parameters if id(p) in model_of))
         own = [p for p in parameters if p.requires_grad and id(p) not in model_of]
@@ -311,16 +330,20 @@ class _Attached:
         orphans = [one for one in every if one.requires_grad and id(one) not in taken]
         taken.update(map(id, orphans))
         vars(optimizer)["_orphans"] = orphans
-        modules = [model.module for model in models]
         buffers = IN_FORWARD if any(model.broadcast_buffers for model in models) else OWN
-        attached = WrappedOptimizer(
-            modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules), optimizer, buffers
-        )
+        modules = torch.nn.ModuleList([model.module for model in models])
+        whole = modules[0] if len(modules) == 1 else modules
+        own_buffers = [(one, one.clone()) for one in whole.buffers() if buffers == OWN]
+        is_ours = isinstance(optimizer, NoOptimizer)
+        attached = WrappedOptimizer(whole, optimizer, buffers, updates=WORKERS if is_ours else None)
+        for buffer, value in () if attached.resumed_steps else own_buffers:
+            buffer.copy_(value)  # as all have rank 0's now
         attached._passes = Passes()
         if isinstance(attached._steps, ServerSteps):
             attached._steps.passes = attached._passes
         for model in models:
-            self._of[model].append(ref(attached))
+            self._of[model].append((lambda: attached) if is_ours else ref(attached))
+        return attached
 
     def _trains_together(self, models: List[DistributedDataParallel]) -> bool:
         """Whether this process is a worker, with the others of its process group."""
@@ -365,17 +388,8 @@ class _Attached:
                 return True
         return False
 
-    def _check_trained(self, model: DistributedDataParallel) -> None:
-        """Raises NotSupportedError where a model has gradients, and nobody averages them."""
-        if model.process_group.size() > 1 and any(
-            one.grad is not None for one in model.own_parameters
-        ):
-            raise NotSupportedError(
-                "no optimizer of torch.optim has parameters of the model, and p3kv averages "
-                "gradients by optimizers: make one, or run this script without p3kv.torch.ddp"
-            )
 
-
+_Reference = Callable[[], Optional[WrappedOptimizer]]
 _ATTACHED = _Attached()
 _classes: Dict[Type[TorchParallel], Type[TorchParallel]] = {TorchParallel: DistributedDataParallel}
 """By the script's class, the one that it gets."""
@@ -409,6 +423,7 @@ def take_over() -> None:
             ServerSteps.moving -= 1
 
     torch.nn.Module._apply = apply_and_note
+    finish_after_backward(_ATTACHED)
     meet_alone()
     _join_ours()
 

@@ -10,8 +10,6 @@ from weakref import WeakSet
 
 import torch
 
-from p3kv.frontends.torch.steps import CommonSteps
-
 Kind = FrozenSet[Tuple[Tuple[int, bool], bool]]
 """What shows of a backward pass when the models are called before it: which, whether a model's
 input comes from something that is trained, and whether more than one call was like this."""
@@ -91,14 +89,14 @@ class Passes:
         self._since_step = []
 
 
-_every: WeakSet[CommonSteps] = WeakSet()
-"""All of this process."""
+_every: WeakSet[Any] = WeakSet()
+"""All steps of this process, and what else has a `number` and is to `finish` passes."""
 _open_calls = 0
 """How many calls of torch.autograd.backward there are, without those inside one."""
 _calling = threading.Lock()
 
 
-def finish_after_backward(steps: CommonSteps) -> None:
+def finish_after_backward(steps: Any) -> None:
     """Has `steps.finish` be called when backward passes have ended, whosever they are. Several wait
     for each other's in the same order on all workers."""
     _watch_backward()
