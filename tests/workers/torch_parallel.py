@@ -319,9 +319,15 @@ def buffers_are_rank_0_s_or_each_its_own() -> None:
     own.register_buffer("noise", torch.randn(4))  # of the rank's own seed
     before = own.noise.clone()
     made = sgd(own)
-    loss_of(DDP(own, broadcast_buffers=False), batch(0, 0)).backward()
-    made.step()
-    assert torch.equal(own.noise, before)
+    wrapped = DDP(own, broadcast_buffers=False)
+    for step in range(3):
+        made.zero_grad()
+        loss_of(wrapped, batch(step, 0)).backward()
+        made.step()
+        with torch.no_grad():
+            own[0].weight.mul_(0.9)  # workers update from then on
+        assert torch.equal(own.noise, before), step
+    assert made.updates == "workers"
 
 
 def copies_of_weights_are_updated() -> None:

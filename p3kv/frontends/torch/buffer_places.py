@@ -19,7 +19,8 @@ from p3kv.frontends.torch.values.table_weight import TableWeight
 _log = logging.getLogger("p3kv")
 BROADCAST, AVERAGE, OWN = HOWS = ("broadcast", "average", "own")
 IN_FORWARD = "in the forward pass"
-"""As BROADCAST, when the next forward pass begins, as with DistributedDataParallel."""
+OWNS = OWN, LEFT = OWN, "left"
+"""DistributedDataParallel's: BROADCAST when the next forward pass begins; OWN from the start on."""
 _TRAVELS_AS = {
     torch.float16: torch.float16,
     torch.bfloat16: torch.bfloat16,
@@ -91,7 +92,7 @@ def places_of(model: torch.nn.Module, how: str, devices: Devices) -> List[Place]
             place = _place(module, prefix, attribute, tensor, "buffer")
             if not _travels(tensor, devices):
                 what = _what_does_not_travel(place, tensor)
-                if how != OWN:
+                if how not in OWNS:
                     raise NotSupportedError(
                         f"{what}: with p3kv.torch.Optimizer(..., buffers='own') it is left out"
                     )
@@ -163,7 +164,7 @@ def own_or_shared(chosen: Optional[str], rule: Consistency) -> str:
     waits = rule.waits_for_each_round
     if chosen is None or chosen == IN_FORWARD:
         return (chosen or BROADCAST) if waits else OWN
-    if chosen != OWN and not waits:
+    if chosen not in OWNS and not waits:
         raise NotSupportedError(
             f"buffers={chosen!r} would have each worker wait for the others' buffers in each step, "
             "which the consistency is to avoid: leave it out, or use buffers='own'"

@@ -21,7 +21,9 @@ from p3kv.frontends.torch.buffer_places import (
     AVERAGE,
     BROADCAST,
     IN_FORWARD,
+    LEFT,
     OWN,
+    OWNS,
     Memory,
     Place,
     called,
@@ -54,8 +56,7 @@ class User(Protocol):
     """What pushes buffers."""
 
     @property
-    def weights(self) -> Iterable[torch.Tensor]:
-        """Parameters that it trains."""
+    def weights(self) -> Iterable[torch.Tensor]: ...
 
 
 class Alias(Watcher):
@@ -95,12 +96,11 @@ class Alias(Watcher):
 
 
 class Buffers:
-    """Has a model's buffers travel after each step, whichever of its optimizers makes it. Belongs
-    to the script's thread.
+    """Has a model's buffers travel after each step of its optimizers, for the script's thread.
 
     `broadcast`: all have worker 0's; `IN_FORWARD`: by `push_owed`. `average`: the mean of numbers
-    with a fraction, worker 0's of others. `own`: each its own. All begin with worker 0's, and
-    checkpoints have these.
+    with a fraction, worker 0's of others. `own`: each its own. All begin with worker 0's, but by
+    `LEFT`, and checkpoints have these.
     """
 
     def __init__(
@@ -143,7 +143,8 @@ class Buffers:
             saved = resuming.initial(pack.key) if worker.rank == 0 else None
             if saved is not None:
                 pack.fill(tensor_of(saved))
-            pack.give_initial(worker)
+            if how != LEFT or worker.rank == 0 or own.resumed is not None:
+                pack.give_initial(worker)
         self.wait()
 
     def join(self, user: User, how: str, chosen: bool) -> None:
@@ -158,13 +159,13 @@ class Buffers:
                 "steps. Give both the same"
             )
         self._is_chosen |= chosen
-        if self._users:
+        if self._users and self._how != LEFT:
             self._push(lambda pack: False)
             self.wait()
         self._users.add(user)
 
     def leave(self, user: User) -> None:
-        """An optimizer pushes them no more. Without any, another one may."""
+        """An optimizer pushes them no more."""
         self.wait()
         self._users.discard(user)
         if not self._users:
@@ -178,7 +179,7 @@ class Buffers:
         self._step = max(self._step, step)
         if self._how == IN_FORWARD and giver is None:
             _owed.add(self)
-        elif self._how != OWN:
+        elif self._how not in OWNS:
             averages = self._how == AVERAGE
             self._push(lambda pack: averages and pack.dtype.is_floating_point, giver or 0)
 
@@ -204,7 +205,7 @@ class Buffers:
             pack.take()
 
     def _copied(self) -> List[Unpushed]:
-        """Copies for a checkpoint, unless the servers have these values."""
+        """Copies for a checkpoint, unless servers have these values."""
         return [] if self._how == BROADCAST else [pack.copied() for pack in self._packs]
 
 
@@ -213,8 +214,7 @@ _owed: WeakSet[Buffers] = WeakSet()
 
 
 def push_owed() -> None:
-    """Push what waits for a forward pass: one begins, or workers are about to do different
-    things."""
+    """Push what waits for a forward pass: one begins, or may not begin on all workers."""
     for buffers in sorted(_owed, key=lambda one: one._own.number):
         buffers._push(lambda pack: False)
     _owed.clear()

@@ -18,8 +18,8 @@ class Hooks:
     Belongs to the script's thread.
 
     A hook takes torch 5 us. So in a bucket whose gradients come in the same order in some steps,
-    only the last one has a hook. Once not all others are there when it is called, or something has
-    written to them, all have hooks again; what has come without one leaves in `step` then.
+    only the last has one. When not all others are there then, or something has written to them, all
+    have hooks again; what has come without one leaves in `step`.
     """
 
     def __init__(self, buckets: Sequence[Bucket], ready: Callable[[torch.Tensor], None]) -> None:

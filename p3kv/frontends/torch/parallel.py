@@ -21,7 +21,7 @@ from p3kv import config
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import meet_alone, warn_alone
 from p3kv.frontends.torch.averages import AverageSteps
-from p3kv.frontends.torch.buffer_places import IN_FORWARD, OWN
+from p3kv.frontends.torch.buffer_places import IN_FORWARD, LEFT
 from p3kv.frontends.torch.buffers import push_owed
 from p3kv.frontends.torch.environment import take_rank
 from p3kv.frontends.torch.joining import is_open
@@ -188,7 +188,8 @@ class WrappedOptimizer(Optimizer):
 
     def model_called(self, model: int, is_fed: bool, syncs: bool) -> None:
         """A model is called, as in `Passes.called`."""
-        if isinstance(self, NoOptimizer) and getattr(self._steps, "has_passed", False):
+        has_passed = isinstance(self._steps, AverageSteps) and self._steps.has_passed
+        if has_passed and isinstance(self, NoOptimizer):
             self.step()  # buffers travel
         if isinstance(self._steps, ServerSteps):
             self._steps.give_way_if_changed()
@@ -260,8 +261,8 @@ class _Attached:
                 if any(one.grad is not None for one in own.values()):
                     ours = NoOptimizer(own.values(), {})
                     made = self._attach_one(ours, dict.fromkeys(own, model), {*own})
-                    assert isinstance(made._steps, AverageSteps)
-                    made._steps.exchange_now()
+                    if isinstance(made._steps, AverageSteps):
+                        made._steps.exchange_now()
 
     def attach(self) -> None:
         """Attaches p3kv to the newest optimizer of each parameter."""
@@ -330,14 +331,11 @@ class _Attached:
         orphans = [one for one in every if one.requires_grad and id(one) not in taken]
         taken.update(map(id, orphans))
         vars(optimizer)["_orphans"] = orphans
-        buffers = IN_FORWARD if any(model.broadcast_buffers for model in models) else OWN
+        buffers = IN_FORWARD if any(model.broadcast_buffers for model in models) else LEFT
         modules = torch.nn.ModuleList([model.module for model in models])
         whole = modules[0] if len(modules) == 1 else modules
-        own_buffers = [(one, one.clone()) for one in whole.buffers() if buffers == OWN]
         is_ours = isinstance(optimizer, NoOptimizer)
         attached = WrappedOptimizer(whole, optimizer, buffers, updates=WORKERS if is_ours else None)
-        for buffer, value in () if attached.resumed_steps else own_buffers:
-            buffer.copy_(value)  # as all have rank 0's now
         attached._passes = Passes()
         if isinstance(attached._steps, ServerSteps):
             attached._steps.passes = attached._passes

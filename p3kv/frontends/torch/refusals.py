@@ -16,7 +16,7 @@ from p3kv.common.words import did_you_mean, some_of
 from p3kv.config.trials import NATIVE
 from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, NotSupportedError
-from p3kv.frontends.torch.buffer_places import HOWS, IN_FORWARD, check_has_shape
+from p3kv.frontends.torch.buffer_places import HOWS, IN_FORWARD, LEFT, check_has_shape
 from p3kv.frontends.torch.tensors import DTYPES
 from p3kv.store.checks import check_choices_alone
 from p3kv.store.trial_clock import check_rule_of_trial
@@ -116,7 +116,7 @@ def check_arguments(
             "one, after the last call that gives the model other parameters, such as "
             "load_state_dict(..., assign=True)"
         )
-    if buffers not in (None, IN_FORWARD, *HOWS):
+    if buffers not in (None, IN_FORWARD, LEFT, *HOWS):
         meant = did_you_mean(str(buffers), HOWS)
         raise ConfigError(f"buffers={buffers!r}: use one of {', '.join(map(repr, HOWS))}{meant}")
     if updates not in (None, *WAYS):

@@ -16,6 +16,7 @@ from p3kv.frontends.torch.buffer_places import (
     AVERAGE,
     BROADCAST,
     OWN,
+    OWNS,
     Memory,
     kept,
     own_or_shared,
@@ -112,7 +113,7 @@ class SharedModel:
         """Buffers that travel as the weights whose memory they have."""
         for place in self._places:
             at = memory.in_part(place.tensor)
-            if at is not None and self._how != OWN:
+            if at is not None and self._how not in OWNS:
                 raise NotSupportedError(
                     f"the buffer '{place.name}' has memory of the parameter '{self.every[at].name}'"
                     " and other memory, too: give it its own by clone(), or use buffers='own'"
