@@ -191,6 +191,7 @@ class DataPlane(Handler):
             done()
             return
         self._leaving[store] = done
+        self.global_norms.drop_unmade(store)
         self._forget_idle()
 
     def _forget_idle(self) -> None:

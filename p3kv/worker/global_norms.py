@@ -75,6 +75,8 @@ class GlobalNorms:
         """By store: the number of the newest step whose norm is known, and the norm."""
         self._votes: Dict[Tuple[int, int], bool] = {}
         """By store and number of a step, whether any worker drops it."""
+        self._unvoted: Dict[int, ClippedStep] = {}
+        """By store: a step on which this worker is still to vote."""
         self._asked: List[Tuple[int, int, bool, Future[Any]]] = []
         """Store, number of a clipped step, and who waits for its norm, or for what becomes of
         it."""
@@ -87,6 +89,8 @@ class GlobalNorms:
 
     def end_pushes(self, clipped: ClippedStep) -> None:
         """Says that a step has no further pushes; their transfers may still be to begin."""
+        if clipped.has_votes:
+            self._unvoted[clipped.store] = clipped
         if self._rank != 0:
             return
         self._waiting[clipped.step] = _Waiting(clipped)
@@ -96,8 +100,15 @@ class GlobalNorms:
 
     def vote(self, store: int, number: int, drops: bool, factor: float) -> None:
         """Send this worker's vote on dropping a step."""
+        self._unvoted.pop(store, None)
         header = NormHeader(Kind.VOTE, self._rank, store=store, number=number)
         self._egress.tell(header, encode(Vote(drops, factor)), [_OF_VOTES])
+
+    def drop_unmade(self, store: Optional[int] = None) -> None:
+        """Votes against the open step of a store, or of all: the script does not make it."""
+        for clipped in list(self._unvoted.values()):
+            if store is None or clipped.store == store:
+                self.vote(clipped.store, clipped.number, True, clipped.factor)
 
     def take_squares(self, connection: Connection, header: StepHeader, squares: Squares) -> None:
         """Takes a server's part of a norm."""

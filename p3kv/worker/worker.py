@@ -190,8 +190,11 @@ class Worker(JobMember, Node):
 
     def script_ends(self) -> None:
         """The script has ended in order, and what it has trained is as it was: there may be a last
-        checkpoint. From its thread; may be called twice."""
-        if not self.started or not self.usable or self.settings.checkpoint_dir is None:
+        checkpoint, and a step that is open is not made. From its thread; may be called twice."""
+        if not self.started or not self.usable:
+            return
+        self.loop.call_soon(self._joined.global_norms.drop_unmade)
+        if self.settings.checkpoint_dir is None:
             return
         joined = self._joined
         with suppress(P3Error):  # which is told when the process ends

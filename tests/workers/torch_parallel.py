@@ -5,6 +5,7 @@ import p3kv.torch.ddp  # noqa: I001
 import copy
 import gc
 import sys
+from contextlib import nullcontext
 from typing import Any, Callable, List
 from weakref import ref
 
@@ -18,8 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from torch_refusals import refused
 
 WORKERS = 2
-kept: List[torch.optim.Optimizer] = []
-"""Those that no garbage collection may take, at its own time on each rank."""
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 
@@ -533,6 +532,52 @@ def a_frozen_weight_keeps_a_gradient_of_zeros() -> None:
     assert made.updates == "servers"
 
 
+def models_are_frozen_but_in_their_own_steps() -> None:
+    """From before the first call on, also when the optimizer steps; called in `no_sync` while they
+    are, and in the first of two passes. As StyleGAN2-ADA does, which writes to gradients by
+    `out=`, from the first step on."""
+
+    def called(model: nn.Module, x: torch.Tensor, syncs: bool) -> torch.Tensor:
+        with nullcontext() if syncs or not isinstance(model, DDP) else model.no_sync():
+            return model(x)
+
+    def maker_s(maker: nn.Module, critic: nn.Module, x: torch.Tensor) -> None:
+        (-called(critic, called(maker, x, True), False)).mean().backward()
+
+    def critic_s(maker: nn.Module, critic: nn.Module, x: torch.Tensor) -> None:
+        called(critic, called(maker, x, False), False).mean().backward()
+        called(critic, x + 1, True).square().mean().backward()
+
+    def cleaned(gradient: torch.Tensor) -> torch.Tensor:
+        return torch.nan_to_num(gradient, posinf=1e5, neginf=-1e5, out=gradient)
+
+    for cleans in (True, False):
+        wrapped = [DDP(one) for one in (nn.Linear(4, 4), small())]
+        for one in wrapped:
+            one.requires_grad_(False)
+        twins = [copy.deepcopy(one.module) for one in wrapped]
+        made, alone = ([sgd(one) for one in models] for models in (wrapped, twins))
+        for step in range(5):
+            for at, passes in enumerate((maker_s, critic_s)):
+                for models, optimizers in ((wrapped, made), (twins, alone)):
+                    optimizers[at].zero_grad()
+                    models[at].requires_grad_(True)
+                    if models is wrapped:
+                        passes(*models, batch(step, dist.get_rank()))
+                    else:
+                        for rank in range(WORKERS):
+                            passes(*models, batch(step, rank))
+                        for one in models[at].parameters():
+                            one.grad /= WORKERS
+                    models[at].requires_grad_(False)
+                    for one in models[at].parameters() if cleans else ():
+                        cleaned(one.grad)
+                    optimizers[at].step()
+            for model, twin in zip(wrapped, twins):
+                same(model.module, twin)
+        assert [one.updates for one in made] == ["workers" if cleans else "servers"] * 2
+
+
 def weights_are_written_between_steps() -> None:
     """Loaded once, with the optimizer's states and without; clamped after each step, as a
     Wasserstein GAN's critic; put aside for a while, as for an average of weights."""
@@ -768,7 +813,8 @@ def what_it_can_t_train_is_refused() -> None:
         one.grad += 1
     made.param_groups[0]["lr"] = 0.2
     refused("was changed between backward and step", made.step)
-    kept.append(made)  # its round is open: who leaves ends it
+    del late, made, one
+    gc.collect()  # it does not make the step that servers hold
     mixed = small()
     by_hand = p3kv.torch.Optimizer(mixed, sgd(mixed))
     wrapped = DDP(mixed)
@@ -839,6 +885,7 @@ CHECKS: List[Callable[[], None]] = [
     gradients_are_used_before_a_step,
     unscaled_gradients_are_used_in_the_first_step,
     a_frozen_weight_keeps_a_gradient_of_zeros,
+    models_are_frozen_but_in_their_own_steps,
     weights_are_written_between_steps,
     parameters_come_into_an_optimizer_later,
     steps_take_closures,

@@ -171,7 +171,6 @@ class AverageSteps(CommonSteps):
         self.has_passed = False
         self._pass.weigh(1.0)
         self._pace.step_ended()
-        self._hooks.add()
         if self._joined is None:
             self._shared.push_buffers()
         return returned

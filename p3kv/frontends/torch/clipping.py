@@ -204,12 +204,6 @@ class Clipping:
             self._end(max_norm)
             self._is_clipped = True
 
-    def script_ends(self) -> None:
-        """To be called when no step follows, also where the script has left the last one open."""
-        if self._is_clipped and self._steps.has_votes:
-            self._steps.vote(self._drops)
-            self._is_clipped = False
-
     def wait(self) -> None:
         """Waits for all that is late, and is not of an open step."""
         while self._late:

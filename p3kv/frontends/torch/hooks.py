@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 from weakref import WeakMethod
 
 import torch
 
-from p3kv.frontends.torch.values.bucket import Bucket, Weight
+from p3kv.frontends.torch.values.bucket import Bucket
 
 _STEPS_ALIKE = 3
 """After so many steps in which the same gradient of a bucket was last, only that has a hook."""
@@ -29,15 +29,12 @@ class Hooks:
         self._hook = _hook_of(WeakMethod(ready))
         self._handles: Dict[int, Any] = {}
         """By the parameter's id."""
-        self._frozen = [weight for bucket in buckets for weight in bucket.weights]
-        """Those that could have none when hooks were added."""
         self._all_stay = False
 
     def add(self) -> None:
-        """Hooks of parameters that have none, unless they are frozen."""
-        if self._frozen:
-            weights, self._frozen = self._frozen, []
-            self._add(weights)
+        """To be called once."""
+        for bucket in self._buckets:
+            self._add_all(bucket)
 
     def step_ends(self, bucket: Bucket) -> None:
         """Fewer hooks or more, by what the bucket has seen in its last steps."""
@@ -64,16 +61,16 @@ class Hooks:
 
     def _add_all(self, bucket: Bucket) -> None:
         bucket.is_lean = False
-        self._add([one for one in bucket.weights if id(one.parameter) not in self._handles])
-
-    def _add(self, weights: List[Weight]) -> None:
-        for weight in weights:
+        for weight in bucket.weights:
             parameter = weight.parameter
-            if parameter.requires_grad:
-                handle = parameter.register_post_accumulate_grad_hook(self._hook)
-                self._handles[id(parameter)] = handle
-            else:
-                self._frozen.append(weight)
+            if id(parameter) in self._handles:
+                continue
+            # A script may freeze it and thaw it at any time, and torch takes no hook of a frozen
+            # one, but keeps it.
+            is_trained, parameter.requires_grad = parameter.requires_grad, True
+            handle = parameter.register_post_accumulate_grad_hook(self._hook)
+            parameter.requires_grad = is_trained
+            self._handles[id(parameter)] = handle
 
 
 def _hook_of(ready: Callable[[], Optional[Callable[[torch.Tensor], None]]]) -> Any:

@@ -32,7 +32,7 @@ class Passes:
         self._calls: Dict[Tuple[int, bool], int] = {}
         """Calls of models since the last backward pass."""
         self.syncs = True
-        """Whether it is in no `no_sync`."""
+        """Whether any of them is in no `no_sync`."""
         self._kind: Kind = frozenset()
         self._has_begun = False
         """Whether the pass that belongs to these calls has begun."""
@@ -53,10 +53,11 @@ class Passes:
         if self._has_begun:
             self._has_begun = self._has_ended = False
             self._calls = {}
-            self.syncs = True
+        # As torch's reducer does, which no call in no_sync tells to expect less. No pass may have
+        # come to such a call, as where the model was frozen then.
+        self.syncs = syncs or (self.syncs and bool(self._calls))
         call = model, is_fed
         self._calls[call] = self._calls.get(call, 0) + 1
-        self.syncs &= syncs
         self._kind = frozenset((call, number > 1) for call, number in self._calls.items())
         self.leaves = self.syncs and (not self.steps or self._is_last.get(self._kind, False))
         return not self.leaves

@@ -562,7 +562,6 @@ class ServerSteps(CommonSteps):
         if is_absent:
             self._clipping.clip_as_before()
         self._clipping.end_step()
-        self._hooks.add()
         self._check_settings()
         pushed = [bucket for bucket in self._shared.buckets if bucket.pushed]
         torch.autograd.graph.increment_version(
@@ -718,10 +717,6 @@ class ServerSteps(CommonSteps):
         """Waits for the last norm, too."""
         self._shared.wait()
         self._clipping.wait()
-
-    def settle(self) -> None:
-        self._clipping.script_ends()
-        self.wait()
 
     def synchronize(self) -> None:
         self.wait()

@@ -248,6 +248,8 @@ class Leaving(Watcher):
         self._back()
 
     def _used(self, function: str) -> bool:
+        if self._is_over:  # a function has the gradient twice
+            return True
         on_use = None if self.on_use is None else self.on_use()
         if on_use is None or self.in_step:
             return on_use is not None and on_use(self, function)
