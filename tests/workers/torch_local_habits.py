@@ -101,6 +101,22 @@ def halves() -> None:
         assert one.isfinite().all() and not torch.equal(one, other)
 
 
+def frozen_in_step() -> None:
+    """A model that is frozen but in its own backward pass, as StyleGAN2-ADA's."""
+    net = network()
+    optimizer = p3kv.torch.Optimizer(net, torch.optim.SGD(net.parameters(), lr=0.01))
+    for step in range(6):
+        optimizer.zero_grad()
+        net.requires_grad_(True)
+        loss_of(net, step, optimizer.rank).backward()
+        net.requires_grad_(False)
+        optimizer.step()
+    optimizer.synchronize()
+    total = float(sum(one.double().sum() for one in net.parameters()))
+    workers = this_process.worker().num_workers
+    assert abs(optimizer.sum(total) - workers * total) < 1e-9, total
+
+
 def sparse_gradients() -> None:
     """They stay on this worker; the weight travels dense."""
     table = torch.nn.Embedding(20, 3, sparse=True)
@@ -166,6 +182,7 @@ lags()
 scaled_losses()
 evaluations()
 halves()
+frozen_in_step()
 sparse_gradients()
 refused()
 print("all habits are right")

@@ -198,7 +198,7 @@ class Exchange:
         to it."""
         bucket.take()
         (weight,) = bucket.weights
-        trains = weight.parameter.requires_grad
+        trains = not weight.is_frozen
         changes: Optional[Future[bool]] = None if trains else Future()
         round_, _ = self._pushes.next(bucket.key)  # that this counts is known on all workers
         begin = self._begun(bucket, round_, pushes=True, changes=changes)

@@ -234,7 +234,7 @@ class SharedModel:
         """Gives all weights, which are there, the servers' own values, unrounded."""
         for bucket in self.buckets:
             if not bucket.is_table and any(
-                one.parameter.requires_grad or not is_written(one) for one in bucket.weights
+                not (one.is_frozen and is_written(one)) for one in bucket.weights
             ):
                 self.exchange.pull(bucket, exact=True)
                 bucket.arm()

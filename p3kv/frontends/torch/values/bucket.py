@@ -150,6 +150,11 @@ class Weight:
         writes through it are not counted with the parameter's."""
         self._gave_memory = False
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it is the script's own; not if the script has it be frozen between its passes."""
+        return not self.parameter.requires_grad and self.parameter.grad is None
+
     def gave(self, function: Any, result: Any) -> None:
         """A function of torch has read it."""
         if name_of(function) == "data" and isinstance(result, torch.Tensor):
