@@ -134,6 +134,33 @@ def gradients_of_no_optimizer_are_means() -> None:
     assert [one.updates for one in made] == ["workers"] * 2
 
 
+def models_are_wrapped_again() -> None:
+    """For each fit, as by fastai: their optimizers go on, or the script steps by itself. The older
+    wrapper is gone, or is called in turns with the newer one."""
+    for keeps in (False, True):
+        for has_optimizer in (True, False):
+            module = small()
+            wrapped = [DDP(module)]
+            twin = copy.deepcopy(module)
+            models = (module, twin)
+            made = [torch.optim.Adam(one.parameters()) for one in models if has_optimizer]
+            for step in range(9):
+                if step in (3, 6):
+                    wrapped = [*(wrapped if keeps else ()), DDP(module)]
+                for one in models:
+                    one.zero_grad()
+                loss_of(wrapped[step % len(wrapped)], batch(step, dist.get_rank())).backward()
+                mean_of(twin, step)
+                for optimizer in made:
+                    optimizer.step()
+                for model in () if made else models:
+                    with torch.no_grad():
+                        for one in model.parameters():
+                            one -= 0.1 * one.grad
+            same(module, twin)
+            assert not made or made[0].updates == "servers"
+
+
 def passes_add_up_as_the_script_says() -> None:
     """By `no_sync`, around the forward pass as torch has it; by the attribute; and without."""
     for how in ("no_sync", "attribute", "neither"):
@@ -783,11 +810,8 @@ def each_worker_keeps_a_part_of_the_states() -> None:
 
 
 def what_it_can_t_train_is_refused() -> None:
-    model = small()
-    first, second = DDP(model), DDP(model)
-    made = sgd(model)
-    refused("have a parameter of shape (8, 4) in common", first, batch(0, 0))
-    del second
+    first = DDP(small())
+    made = sgd(first)
     loss_of(first, batch(0, dist.get_rank())).backward()
     made.step()
     from torch.distributed.fsdp import fully_shard
@@ -873,6 +897,7 @@ CHECKS: List[Callable[[], None]] = [
     a_wrapper_is_torch_s,
     optimizers_are_found,
     gradients_of_no_optimizer_are_means,
+    models_are_wrapped_again,
     passes_add_up_as_the_script_says,
     losses_reach_other_models,
     gradients_leave_during_backward,

@@ -30,10 +30,7 @@ class Hooks:
         self._handles: Dict[int, Any] = {}
         """By the parameter's id."""
         self._all_stay = False
-
-    def add(self) -> None:
-        """To be called once."""
-        for bucket in self._buckets:
+        for bucket in buckets:
             self._add_all(bucket)
 
     def step_ends(self, bucket: Bucket) -> None:

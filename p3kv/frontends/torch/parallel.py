@@ -239,7 +239,15 @@ class _Attached:
         self._number += 1
 
     def add(self, model: DistributedDataParallel) -> None:
-        """The script has wrapped a model."""
+        """The script has wrapped a model. What gave its parameters means without an optimizer of
+        the script's may be gone on other workers, by garbage collection, and so ends here."""
+        own = {*map(id, model.own_parameters)}
+        for reference in [*self._made]:
+            bare = reference()
+            if isinstance(bare, NoOptimizer) and own & {*map(id, parameters_of(bare))}:
+                bare._steps.stop()
+                self._made.remove(reference)
+                self._leave(bare)
         self._of[model] = []
         self._seen = -1
 
@@ -260,7 +268,7 @@ class _Attached:
                 own = {id(one): one for one in model.own_parameters}
                 if any(one.grad is not None for one in own.values()):
                     ours = NoOptimizer(own.values(), {})
-                    made = self._attach_one(ours, dict.fromkeys(own, model), {*own})
+                    made = self._attach_one(ours, self._parameters(), {*own})
                     if isinstance(made._steps, AverageSteps):
                         made._steps.exchange_now()
 
@@ -270,19 +278,15 @@ class _Attached:
         if self._seen == self._number or not models:
             return
         if self._trains_together(models):
-            self._attach(models)
+            self._attach(self._parameters())
         self._seen = self._number  # what it refuses it refuses again
 
-    def _attach(self, models: List[DistributedDataParallel]) -> None:
+    def _parameters(self) -> _Parameters:
+        return {model: {*map(id, model.own_parameters)} for model in [*self._of]}
+
+    def _attach(self, parameters: _Parameters) -> None:
         """As `attach`, where there are other workers."""
-        model_of: Dict[int, DistributedDataParallel] = {}
-        for model in models:
-            for parameter in model.own_parameters:
-                if model_of.setdefault(id(parameter), model) is not model:
-                    raise NotSupportedError(
-                        "two models in DistributedDataParallel have a parameter of shape "
-                        f"{tuple(parameter.shape)} in common: wrap a module that has both"
-                    )
+        averaged = set().union(*parameters.values())
         self._made = [one for one in self._made if one() is not None]
         found: List[torch.optim.Optimizer] = []
         taken: Set[int] = set()
@@ -292,33 +296,38 @@ class _Attached:
             if id(optimizer) in inside:  # a ZeroRedundancyOptimizer steps it
                 continue
             own = {id(one) for one in parameters_of(optimizer)} if optimizer is not None else set()
-            if optimizer is None or not own & {*model_of}:
+            if optimizer is None or not own & averaged:
                 continue
             if isinstance(optimizer, Optimizer) and not isinstance(optimizer, WrappedOptimizer):
                 raise NotSupportedError(MADE_TWICE)
             if own & taken:
-                for others in self._of.values():
-                    others[:] = [one for one in others if one() is not optimizer]
+                self._leave(optimizer)
                 continue
             taken |= own
             found.insert(0, optimizer)
+        new = []
         for optimizer in found:
-            if isinstance(optimizer, WrappedOptimizer):
+            models = _models(optimizer, parameters)
+            if all(any(one() is optimizer for one in self._of[model]) for model in models):
+                assert isinstance(optimizer, WrappedOptimizer)
                 taken |= optimizer.without(taken)
-        for optimizer in found:
-            if not isinstance(optimizer, WrappedOptimizer):
-                self._attach_one(optimizer, model_of, taken)
+            else:  # or the script has wrapped its model once more
+                new.append(optimizer)
+        for optimizer in new:
+            self._attach_one(optimizer, parameters, taken)
+
+    def _leave(self, optimizer: torch.optim.Optimizer) -> None:
+        """No model has this optimizer any more."""
+        for references in self._of.values():
+            references[:] = [one for one in references if one() is not optimizer]
 
     def _attach_one(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model_of: Dict[int, DistributedDataParallel],
-        taken: Set[int],
+        self, optimizer: torch.optim.Optimizer, parameters: _Parameters, taken: Set[int]
     ) -> WrappedOptimizer:
         """`taken`: ids of parameters whose gradients others see to; its own are added."""
-        parameters = parameters_of(optimizer)
-        models = list(dict.fromkeys(model_of[id(p)] for p in parameters if id(p) in model_of))
-        own = [p for p in parameters if p.requires_grad and id(p) not in model_of]
+        models = _models(optimizer, parameters)
+        averaged = set().union(*(parameters[model] for model in models))
+        own = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in averaged]
         if own:
             _log.warning(
                 "%s has %d parameters that no DistributedDataParallel has, such as one of shape %s:"
@@ -332,10 +341,15 @@ class _Attached:
         taken.update(map(id, orphans))
         vars(optimizer)["_orphans"] = orphans
         buffers = IN_FORWARD if any(model.broadcast_buffers for model in models) else LEFT
-        modules = torch.nn.ModuleList([model.module for model in models])
+        modules = torch.nn.ModuleList(dict.fromkeys(model.module for model in models))
         whole = modules[0] if len(modules) == 1 else modules
         is_ours = isinstance(optimizer, NoOptimizer)
-        attached = WrappedOptimizer(whole, optimizer, buffers, updates=WORKERS if is_ours else None)
+        if isinstance(optimizer, WrappedOptimizer):
+            attached = optimizer
+            attached._steps = attached._made(whole, buffers, None, None)
+        else:
+            updates = WORKERS if is_ours else None
+            attached = WrappedOptimizer(whole, optimizer, buffers, updates=updates)
         attached._passes = Passes()
         if isinstance(attached._steps, ServerSteps):
             attached._steps.passes = attached._passes
@@ -387,6 +401,8 @@ class _Attached:
         return False
 
 
+_Parameters = Dict[DistributedDataParallel, Set[int]]
+"""By the model: the ids of those that it averages."""
 _Reference = Callable[[], Optional[WrappedOptimizer]]
 _ATTACHED = _Attached()
 _classes: Dict[Type[TorchParallel], Type[TorchParallel]] = {TorchParallel: DistributedDataParallel}
@@ -512,6 +528,15 @@ def _refuse_unattached(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             "and p3kv is not attached to it: another optimizer that was made later has them, or it "
             "was made after the last forward pass"
         )
+
+
+def _models(
+    optimizer: torch.optim.Optimizer, parameters: _Parameters
+) -> List[DistributedDataParallel]:
+    """Those that have an optimizer's parameters, in the order of these."""
+    places = {id(one): at for at, one in enumerate(parameters_of(optimizer))}
+    found = {model: [places[at] for at in its & {*places}] for model, its in parameters.items()}
+    return sorted((model for model in found if found[model]), key=lambda model: min(found[model]))
 
 
 def _keeps_parts(optimizer: Optional[torch.optim.Optimizer]) -> bool:

@@ -139,7 +139,6 @@ class ServerSteps(CommonSteps):
             self._undecided = Gradients(worker, own, shared.every)
         else:
             shared.resuming.set_optimizer(self._script_optimizer)
-        self._hooks = Hooks(shared.buckets, self._ready)
         self.passes: Optional[Passes] = None
         """Where the script takes gradients for means: tells when no more come before a step."""
         finish_after_backward(self)
@@ -171,7 +170,7 @@ class ServerSteps(CommonSteps):
             optimizer.state = self._states
         if worker.rank == 0:
             own.unpushed = self._frozen
-        self._hooks.add()
+        self._hooks = Hooks(shared.buckets, self._ready)
 
     def _ready(self, parameter: torch.Tensor) -> None:
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
