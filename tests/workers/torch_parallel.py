@@ -225,6 +225,7 @@ def losses_reach_other_models() -> None:
 
 
 def gradients_leave_during_backward() -> None:
+    """From the third step on: in two it shows whether the script changes settings before `step`."""
     wrapped = DDP(small())
     made = sgd(wrapped)
     left = []
@@ -233,7 +234,7 @@ def gradients_leave_during_backward() -> None:
         loss_of(wrapped, batch(step, dist.get_rank())).backward()
         left.append(made._passes.leaves)
         made.step()
-    assert left == [True] * 5, left
+    assert left[1:] == [False, True, True, True], left
 
 
 class Shared(nn.Module):
@@ -757,6 +758,32 @@ def rates_change_between_backward_and_step() -> None:
         assert made.updates == "workers"
 
 
+def rates_change_there_later_than_in_the_first_step() -> None:
+    """In the second, as by a schedule whose first rate is the optimizer's; or by one of torch's
+    that steps there, and changes nothing at first. One that changes them elsewhere does not
+    count."""
+    for how in ("by hand", "StepLR", "after step"):
+        wrapped = DDP(small())
+        twin = copy.deepcopy(wrapped.module)
+        made, alone = sgd(wrapped), sgd(twin)
+        schedules = [torch.optim.lr_scheduler.StepLR(one, 3, 0.5) for one in (made, alone)]
+        for step in range(8):
+            made.zero_grad()
+            alone.zero_grad()
+            loss_of(wrapped, batch(step, dist.get_rank())).backward()
+            mean_of(twin, step)
+            for one, schedule in zip((made, alone), schedules):
+                if how == "by hand":
+                    one.param_groups[0]["lr"] = 0.1 * (step + 1 if step < 4 else 8 - step)
+                if how == "StepLR":
+                    schedule.step()
+                one.step()
+                if how == "after step":
+                    schedule.step()
+        same(wrapped.module, twin)
+        assert made.updates == ("servers" if how == "after step" else "workers")
+
+
 def a_step_is_clipped_by_torch_s_function() -> None:
     """Also of a p3kv.torch.Optimizer without a wrapper; other parameters' gradients are torch's."""
     for wraps in (True, False):
@@ -915,6 +942,7 @@ CHECKS: List[Callable[[], None]] = [
     parameters_come_into_an_optimizer_later,
     steps_take_closures,
     rates_change_between_backward_and_step,
+    rates_change_there_later_than_in_the_first_step,
     a_step_is_clipped_by_torch_s_function,
     each_worker_keeps_a_part_of_the_states,
     what_it_can_t_train_is_refused,

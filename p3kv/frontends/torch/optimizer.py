@@ -70,6 +70,8 @@ class Optimizer(torch.optim.Optimizer):
     """Whether the script takes `p.grad` for the mean of all workers'."""
     _orphans: List[torch.nn.Parameter] = []  # noqa: RUF012  never changed in place
     """Parameters of its models that no optimizer has: their gradients are to be means, too."""
+    _scheduled = 0
+    """How often schedulers of torch's have stepped, also where that changed no setting."""
     _adds_up = False
     """Whether gradients add up, and do not leave: in `no_sync`."""
 

@@ -437,6 +437,14 @@ def take_over() -> None:
             ServerSteps.moving -= 1
 
     torch.nn.Module._apply = apply_and_note
+    schedule = torch.optim.lr_scheduler.LRScheduler.step
+
+    @functools.wraps(schedule)
+    def schedule_and_note(scheduler: Any, *arguments: Any, **named: Any) -> None:
+        vars(scheduler.optimizer)["_scheduled"] = getattr(scheduler.optimizer, "_scheduled", 0) + 1
+        schedule(scheduler, *arguments, **named)
+
+    torch.optim.lr_scheduler.LRScheduler.step = schedule_and_note
     finish_after_backward(_ATTACHED)
     meet_alone()
     _join_ours()

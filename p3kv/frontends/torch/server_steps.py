@@ -47,6 +47,12 @@ from p3kv.worker.saving.cuts import Unpushed
 
 _READ_NOTHING = {*ZEROES, "detach_", "requires_grad_"}
 """Functions by which scripts zero a gradient."""
+_CHANGED_LATE = (
+    "the optimizer's param_groups were changed between backward, when the first gradient left, and "
+    "step(): change learning rates before backward, or call the scheduler after step(); or set "
+    "P3KV_UPDATES=workers"
+)
+_CHANGES_SETTINGS = "changes the optimizer's param_groups between backward and step"
 
 
 _SCALED_BY: WeakKeyDictionary[GradScaler, WeakSet[ServerSteps]] = WeakKeyDictionary()
@@ -128,8 +134,12 @@ class ServerSteps(CommonSteps):
         self._undecided: Optional[Gradients] = None
         """While the first step has not shown who updates the weights: what tells it of all
         workers."""
+        self._decided_by: Optional[Gradients] = None
+        """What has told it in this step."""
+        self._again: Optional[Gradients] = None
+        """What may tell in the second step that settings change."""
         self._settings_then: List[Dict[str, Any]] = []
-        """Of the optimizer's groups, when the first gradient came."""
+        """Of the optimizer's groups, when the first gradient of one of these steps came."""
         self._seen: Dict[int, Leaving] = {}
         """By weight: gradients that leave in `step`, and would be means already if workers updated
         the weights. Until then their uses are seen."""
@@ -180,7 +190,7 @@ class ServerSteps(CommonSteps):
         self._made_then = ServerSteps.made
         bucket, weight = self._of[id(parameter)]
         end_past(parameter.grad)
-        if self._undecided is not None and not self._settings_then:
+        if (self._undecided or self._again) is not None and not self._settings_then:
             self._settings_then = self._settings()
         if self._seen:
             self._unsee(weight)
@@ -446,6 +456,7 @@ class ServerSteps(CommonSteps):
         unscaling, self._unscaling = self._unscaling, None
         seen = {id(weight): self._unsee(weight) for _, weight in self._of.values()}
         if not gradients.any_says(bool(why)):
+            self._decided_by = gradients if self.passes is not None else None
             self._shared.resuming.set_optimizer(self._script_optimizer)
             if not self._expects_means:
                 self._exchange.on_use = None
@@ -487,11 +498,29 @@ class ServerSteps(CommonSteps):
                 unscaling.overflow.is_now(math.inf if found.any() else 0.0)
         return steps
 
+    def _changed_again(self) -> Optional[AverageSteps]:
+        """What makes steps from the second one on, in which settings have changed that the first
+        one left as they were, as by a scheduler that steps before the optimizer does; None where
+        these go on. Waits for all workers."""
+        gradients, self._again = self._again, None
+        if gradients is None or self._pushes.clipping.clips:
+            return None
+        changes = bool(self._settings_then) and self._settings() != self._settings_then
+        if not gradients.any_says(changes):
+            return None
+        if self._has_left:  # for means, which the script has read
+            raise NotSupportedError(_CHANGED_LATE)
+        for _, weight in self._of.values():
+            self._unsee(weight)
+        steps = self._given_way(f"a script {_CHANGES_SETTINGS}")
+        steps.exchange_now()
+        return steps
+
     def _change(self) -> str:
         """Why the step is not by the gradients that `backward` has computed, and the settings of
         that time; empty if it is."""
         if self._settings_then and self._settings() != self._settings_then:
-            return "the script changes the optimizer's param_groups between backward and step"
+            return f"the script {_CHANGES_SETTINGS}"
         for _, weight in self._of.values():
             leaving = weight.leaving or self._seen.get(id(weight))
             if leaving is not None:
@@ -501,7 +530,7 @@ class ServerSteps(CommonSteps):
         return ""
 
     def _settings(self) -> List[Dict[str, Any]]:
-        groups = self._optimizer.param_groups
+        groups = [{"scheduled": self._optimizer._scheduled}, *self._optimizer.param_groups]
         return [{name: one[name] for name in one if name != "params"} for one in groups]
 
     def clips_by_torch(self, norm_type: float) -> bool:
@@ -543,7 +572,10 @@ class ServerSteps(CommonSteps):
         steps = vars(self._optimizer)["_steps"]
         if steps is self:
             self._shared.check()
-            steps = self._decided(self._change()) if self.may_change else self._clipped_before()
+            if self.may_change:
+                steps = self._decided(self._change())
+            else:
+                steps = self._clipped_before() or self._changed_again()
         if steps is not None:  # since the closure, or from now on
             steps.step(None)
         else:
@@ -574,6 +606,7 @@ class ServerSteps(CommonSteps):
         self._shared.push_buffers(None if self._joined is None else self._attendance)
         self._exchange.end_step()
         self._has_left = self._all_left = False
+        self._again, self._decided_by, self._settings_then = self._decided_by, None, []
         self._unscaled = ServerSteps.scaled
         self._pace.step_ended()
         self._states.step_ends(self._parameters.values())
@@ -596,6 +629,7 @@ class ServerSteps(CommonSteps):
         return self._exchange.asleep
 
     def begin_epoch(self, how: How) -> None:
+        self._again = self._decided_by = None  # who is absent would not tell
         self._shared.check()
         super().begin_epoch(how)
 
@@ -669,11 +703,7 @@ class ServerSteps(CommonSteps):
         """Raises NotSupportedError where the optimizer has changed since gradients left."""
         assert self._pushes.optimizer is not None
         if self._pushes.optimizer.has_changed():
-            raise NotSupportedError(
-                "the optimizer's param_groups were changed between backward, when the first "
-                "gradient left, and step(): change learning rates before backward, or call the "
-                "scheduler after step(); or set P3KV_UPDATES=workers"
-            )
+            raise NotSupportedError(_CHANGED_LATE)
         written = self._written_states()
         if written:
             raise NotSupportedError(
