@@ -87,25 +87,28 @@ class StallWarnings:
         if now_s - self._warned_at_s.get(missing, -math.inf) < stalled.waited_s / 2:
             return
         self._warned_at_s[missing] = now_s
-        _log.warning("%s", _words(stalled, self._rank, stalled.key_id in self._keys))
+        _log.warning("%s", _words(stalled, self._rank, self._keys.get(stalled.key_id)))
 
 
-def _words(stalled: Stalled, rank: int, declared: bool) -> str:
+def _words(stalled: Stalled, rank: int, key: Optional[WorkerKey]) -> str:
     missing = workers(stalled.missing)
-    have = "has" if len(stalled.missing) == 1 else "have"
+    have, its = ("has", "Its") if len(stalled.missing) == 1 else ("have", "Their")
     if stalled.round == INITIAL_ROUND:
         what = f"{missing} {have} not given {stalled.called} its initial value"
     else:
         what = f"{missing} {have} not pushed {stalled.called} in round {stalled.round}"
-    if rank in stalled.missing:
-        mine = "That is this worker"
-        mine += "." if declared else ", which does not have it."
+    advice = "All workers must train the same parameters, the same number of times."
+    if rank not in stalled.missing:
+        why = f"{its} own output may say why. {advice}"
+    elif key is None:
+        why = f"That is this worker, which does not have it. {advice}"
+    elif INITIAL_ROUND < stalled.round <= key.channel.begun:
+        why = "This worker has pushed it: it is on its way, and the network takes its time."
     else:
-        mine = "Its own output may say why."
+        why = f"That is this worker. {advice}"
     left_s = max(0, math.floor(stalled.timeout_s - stalled.waited_s))
     return (
-        f"{what}, {waited(stalled.arrived, stalled.waited_s)}. {mine} All workers "
-        "must train the same parameters, the same number of times. The job ends if nothing comes "
+        f"{what}, {waited(stalled.arrived, stalled.waited_s)}. {why} The job ends if nothing comes "
         f"for another {left_s} s (P3KV_STALL_TIMEOUT_S)."
     )
 

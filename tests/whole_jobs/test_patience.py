@@ -12,7 +12,7 @@ import pytest
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.wire.messages import PeerSilent
 from p3kv.wire.silence import Silence, words
-from tests.jobs import DEADLINE_S, eventually, start_on
+from tests.jobs import DEADLINE_S, SUMS_ONLY, eventually, start_on
 
 STOPPED_S, CUT_S = 7.0, 7.0
 """Longer than it takes until a warning."""
@@ -50,6 +50,21 @@ def test_a_warning_says_who_since_when_why_and_how_long_the_job_waits() -> None:
         r"it is silent for 120 s \(P3KV_SILENCE_TIMEOUT_S\)\.",
         said,
     )
+
+
+@pytest.mark.skipif(missing_requirements() is not None, reason=str(missing_requirements()))
+def test_a_worker_whose_gradient_is_on_its_way_is_told_that_it_is_the_network() -> None:
+    with Cluster(2) as cluster:
+        cluster.set_rate(100.0, cluster.hosts[1])
+        settings = {"P3KV_WARN_AFTER_S": 1, **SUMS_ONLY}
+        started = start_on(cluster, "one_push.py", ["all"], servers=1, **settings)
+        outputs = [process.communicate(timeout=DEADLINE_S)[0] for _, process in started]
+    assert all(process.returncode == 0 for _, process in started), outputs
+    workers = [output for (role, _), output in zip(started, outputs) if role == "worker"]
+    waits = "worker [01] has not pushed .* for which worker [01] waited"
+    assert re.search(f"{waits}.* Its own output may say why. All workers must", workers[0]), outputs
+    assert re.search(f"{waits}.* This worker has pushed it: it is on its way", workers[1]), outputs
+    assert "All workers must" not in workers[1], outputs
 
 
 @pytest.mark.skipif(missing_requirements() is not None, reason=str(missing_requirements()))
