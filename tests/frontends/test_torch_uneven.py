@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 
 from tests.frontends.test_torch import job
-from tests.jobs import JOB_S, SCRIPTS, environment, run
+from tests.jobs import JOB_S, SCRIPTS, JobResult, environment, run
 from tests.torch_environment import NEEDS_TORCH, PYTHON
 
 pytestmark = NEEDS_TORCH
 
 
-def passes(said: str, script: str, *arguments: object, workers: int = 3, **env: Any) -> None:
+def passes(said: str, script: str, *arguments: object, workers: int = 3, **env: Any) -> JobResult:
     """Each worker of a job comes to its end, and says so."""
     result = job(script, *arguments, workers=workers, **env)
     assert result.code == 0, result.output
     assert result.output.count(said) == workers, result.output
+    return result
 
 
 def test_all_workers_have_the_same_sum_of_a_number() -> None:
@@ -75,8 +76,10 @@ def test_an_absent_worker_is_in_the_sums_of_its_host() -> None:
     ("how", "servers"), [("all", 2), ("present", 1), ("samples", 2), ("clipped", 2), ("scaled", 2)]
 )
 def test_a_worker_without_batches_is_absent_until_all_have_none(how: str, servers: int) -> None:
-    """Also worker 0, and in an epoch of which a worker has no batch; of two optimizers at once."""
-    passes("is right with", "torch_joined.py", how, servers=servers, P3KV_SLICE_SIZE=30)
+    """Also worker 0, and in an epoch of which a worker has no batch; of two optimizers at once. A
+    rate that changes while worker 0 is absent does not count, and is told."""
+    result = passes("is right with", "torch_joined.py", how, servers=servers, P3KV_SLICE_SIZE=30)
+    assert result.output.count("worker 0, whose learning rates count") == (how == "all")  # of both
 
 
 def test_a_job_that_allows_no_epochs_of_different_lengths_ends_with_the_shorter_one() -> None:

@@ -92,7 +92,7 @@ def step_alone(
     present: List[int],
     workers: int,
 ) -> None:
-    """The step of those that have a batch; the statistics are the first one's."""
+    """The step of those that have a batch; the statistics are the last one's."""
     weights = [float(samples(step, one)) if HOW == "samples" else 1.0 for one in present]
     divisor = workers if HOW in ("all", "clipped", "scaled") else sum(weights)
     net.zero_grad()
@@ -102,7 +102,7 @@ def step_alone(
         net.norm.load_state_dict({**net.norm.state_dict(), **buffers(before)})
         value = loss(net, step, rank) * weight / divisor
         scalers.scaled(value, step, rank == present[-1]).backward()
-        after = after or copy.deepcopy(net.norm.state_dict())
+        after = copy.deepcopy(net.norm.state_dict())
     assert after is not None
     net.norm.load_state_dict({**net.norm.state_dict(), **buffers(after)})
     if CLIPS:
@@ -161,6 +161,11 @@ def main() -> None:
     if HOW == "present":
         with mine[0].join(), mine[1].join():  # which steps that were not weighed allow
             pass
+    if HOW == "all":
+        with mine[0].join(), mine[1].join():
+            for step in range(first, first + 1 + (rank > 0)):
+                train(net, mine, scalers, step, rank, False)
+                mine[1].param_groups[0]["lr"] *= 0.5  # worker 0 won't for the second
     print(f"worker {rank} is right with {sum(one[rank] for one in EPOCHS)} batches")
 
 

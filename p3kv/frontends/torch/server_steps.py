@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from contextlib import suppress
@@ -45,6 +46,7 @@ from p3kv.store.client import Client
 from p3kv.store.states import give_state, states_of
 from p3kv.worker.saving.cuts import Unpushed
 
+_log = logging.getLogger("p3kv")
 _READ_NOTHING = {*ZEROES, "detach_", "requires_grad_"}
 """Functions by which scripts zero a gradient."""
 _CHANGED_LATE = (
@@ -160,6 +162,8 @@ class ServerSteps(CommonSteps):
         """That of the script's losses."""
         self._overflow: Optional[LateOverflow] = None
         """Of a step that this worker has made absent, until the scaler knows of it."""
+        self._rates: List[Any] = []
+        """This worker's own, when worker 0 last had a batch of a joined epoch."""
         self._has_left = False
         """Whether gradients of a step have left, and it has not ended."""
         self._made_then = 0
@@ -604,12 +608,27 @@ class ServerSteps(CommonSteps):
                 self._hooks.step_ends(bucket)
                 bucket.arm()
         self._shared.push_buffers(None if self._joined is None else self._attendance)
+        if self._joined is not None and not is_absent:
+            self._compare_rates()
         self._exchange.end_step()
         self._has_left = self._all_left = False
         self._again, self._decided_by, self._settings_then = self._decided_by, None, []
         self._unscaled = ServerSteps.scaled
         self._pace.step_ended()
         self._states.step_ends(self._parameters.values())
+
+    def _compare_rates(self) -> None:
+        """Warns where this worker's rates change while worker 0, whose rates count, is absent."""
+        rates = [group.get("lr") for group in self._optimizer.param_groups]
+        if 0 in self.attendance.present():
+            self._rates = rates
+        elif rates != self._rates:
+            self._rates = rates
+            _log.warning(
+                "worker 0, whose learning rates count, has no batch left in this epoch, and this "
+                "worker's rates change: step schedulers once in an epoch, give worker 0 the most "
+                "batches, or set P3KV_UPDATES=workers, by which each worker's rates are its own"
+            )
 
     def _check_seen(self) -> None:
         """Raises NotSupportedError where the script has changed a gradient that is to leave now:

@@ -193,10 +193,11 @@ class SharedModel:
 
     def push_buffers(self, attendance: Optional[Attendance] = None) -> None:
         """At the end of a step: shares buffers, unless workers go on without each other.
-        `attendance`: the first worker that has a batch gives them."""
+        `attendance`: the last worker, by rank, that has a batch gives them, as with
+        DistributedDataParallel."""
         if own_or_shared(None, self._own.rule) != OWN:
             of_one = any(buffers.are_one_worker_s for buffers in self._buffers)
-            giver = None if attendance is None else attendance.present()[0] if of_one else 0
+            giver = None if attendance is None else attendance.present()[-1] if of_one else 0
             for buffers in self._buffers:
                 buffers.push(self.pushes.step, giver)
         for alias in self._aliases:
