@@ -163,7 +163,8 @@ class ServerSteps(CommonSteps):
         self._overflow: Optional[LateOverflow] = None
         """Of a step that this worker has made absent, until the scaler knows of it."""
         self._rates: List[Any] = []
-        """This worker's own, when worker 0 last had a batch of a joined epoch."""
+        """This worker's own, in the last step of a joined epoch in which worker 0 had a batch, or
+        else in the first."""
         self._has_left = False
         """Whether gradients of a step have left, and it has not ended."""
         self._made_then = 0
@@ -620,7 +621,7 @@ class ServerSteps(CommonSteps):
     def _compare_rates(self) -> None:
         """Warns where this worker's rates change while worker 0, whose rates count, is absent."""
         rates = [group.get("lr") for group in self._optimizer.param_groups]
-        if 0 in self.attendance.present():
+        if not self._rates or 0 in self.attendance.present():
             self._rates = rates
         elif rates != self._rates:
             self._rates = rates
@@ -649,6 +650,7 @@ class ServerSteps(CommonSteps):
 
     def begin_epoch(self, how: How) -> None:
         self._again = self._decided_by = None  # who is absent would not tell
+        self._rates = []
         self._shared.check()
         super().begin_epoch(how)
 
