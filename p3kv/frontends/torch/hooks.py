@@ -59,15 +59,18 @@ class Hooks:
     def _add_all(self, bucket: Bucket) -> None:
         bucket.is_lean = False
         for weight in bucket.weights:
-            parameter = weight.parameter
-            if id(parameter) in self._handles:
-                continue
-            # A script may freeze it and thaw it at any time, and torch takes no hook of a frozen
-            # one, but keeps it.
-            is_trained, parameter.requires_grad = parameter.requires_grad, True
-            handle = parameter.register_post_accumulate_grad_hook(self._hook)
-            parameter.requires_grad = is_trained
-            self._handles[id(parameter)] = handle
+            if id(weight.parameter) not in self._handles:
+                self._handles[id(weight.parameter)] = hooked(weight.parameter, self._hook)
+
+
+def hooked(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Has torch call `hook` when the parameter's gradient is complete; returns torch's handle. Also
+    of one that is frozen now, as a script may thaw it at any time: torch takes no hook of it, but
+    keeps it."""
+    is_trained, parameter.requires_grad = parameter.requires_grad, True
+    handle = parameter.register_post_accumulate_grad_hook(hook)
+    parameter.requires_grad = is_trained
+    return handle
 
 
 def _hook_of(ready: Callable[[], Optional[Callable[[torch.Tensor], None]]]) -> Any:

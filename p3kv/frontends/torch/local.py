@@ -11,6 +11,7 @@ import torch
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.exchange import Exchange
+from p3kv.frontends.torch.hooks import hooked
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.shared_model import SharedModel
@@ -75,11 +76,8 @@ class LocalSteps(Steps):
         self._go_on()
         own.keep_trained(self._copied)
         self._hooks = [
-            weight.parameter.register_post_accumulate_grad_hook(
-                partial(_ready, ref(exchange), ref(weight))
-            )
+            hooked(weight.parameter, partial(_ready, ref(exchange), ref(weight)))
             for weight in shared.every
-            if weight.parameter.requires_grad
         ]
         """For the first step, which tells the forward order."""
 

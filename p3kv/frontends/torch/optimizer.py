@@ -147,7 +147,7 @@ class Optimizer(torch.optim.Optimizer):
         updates: Optional[str],
     ) -> Steps:
         trial = config.trial()
-        if trial is not None:
+        if trial is not None and self._trial is None:
             self._trial = TorchTrial(trial, model, parameters_of(self), self._syncs)
             self._place = self._trial.place
         if not this_process.joined():

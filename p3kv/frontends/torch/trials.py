@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from p3kv.config import Launch
 from p3kv.config.trials import ALONE, NATIVE, Trial
 from p3kv.frontends.torch.environment import talk_at
+from p3kv.frontends.torch.hooks import hooked
 from p3kv.frontends.torch.steps import Number, evaluated, own_step
 from p3kv.store.trial_clock import TrialClock
 
@@ -57,8 +58,8 @@ class TorchTrial(TrialClock):
         self._keys: Dict[int, int] = {}
         for at, parameter in enumerate(parameters):
             self._keys[id(parameter)] = at
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._ready)
+            if parameter.is_floating_point() or parameter.is_complex():
+                hooked(parameter, self._ready)
         if trial.store == NATIVE:
             _average_gradients(model, syncs, launch)
         atexit.register(self.tell)
