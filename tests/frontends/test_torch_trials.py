@@ -34,6 +34,26 @@ for step in range(100):
 """
 
 
+WRAPPED_AGAIN = """
+import p3kv.torch.ddp
+import torch
+from torch import distributed, nn
+
+distributed.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for fit in range(50):
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    model[0].requires_grad_(False)
+    for step in range(4):
+        model[0].requires_grad_(True)
+        wrapped(torch.randn(4, 8)).square().mean().backward()
+        model[0].requires_grad_(False)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
 def compared(script: Path, rounds: int = 1) -> JobResult:
     command = [
         str(PYTHON), "-m", "p3kv", "compare", "-s", "1", "--rounds", str(rounds), "--steps", "6",
@@ -53,6 +73,15 @@ def test_a_script_is_compared_with_ddp_which_really_averages(tmp_path: Path) -> 
     assert "with DDP" in text or "as fast as DDP" in text or "this says nothing" in text, text
     assert "dist_sync" not in text, text
     assert "DDP at best" in text or "No forecast for other networks" in text, text
+
+
+def test_a_comparison_goes_on_where_a_model_is_wrapped_again_and_thawed(tmp_path: Path) -> None:
+    """In its fourth step: six are timed after those that warm up."""
+    script = tmp_path / "train.py"
+    script.write_text(WRAPPED_AGAIN)
+    result = compared(script)
+    assert result.code == 0, result.output
+    assert re.search(r"^p3kv  .*\d", result.output, re.M), result.output
 
 
 def test_another_rule_than_the_default_is_not_compared(tmp_path: Path) -> None:

@@ -225,7 +225,6 @@ def losses_reach_other_models() -> None:
 
 
 def gradients_leave_during_backward() -> None:
-    """From the third step on: in two it shows whether the script changes settings before `step`."""
     wrapped = DDP(small())
     made = sgd(wrapped)
     left = []
@@ -234,7 +233,7 @@ def gradients_leave_during_backward() -> None:
         loss_of(wrapped, batch(step, dist.get_rank())).backward()
         left.append(made._passes.leaves)
         made.step()
-    assert left[1:] == [False, True, True, True], left
+    assert left == [True] * 5, left
 
 
 class Shared(nn.Module):
@@ -759,9 +758,8 @@ def rates_change_between_backward_and_step() -> None:
 
 
 def rates_change_there_later_than_in_the_first_step() -> None:
-    """In the second, as by a schedule whose first rate is the optimizer's; or by one of torch's
-    that steps there, and changes nothing at first. One that changes them elsewhere does not
-    count."""
+    """By a schedule whose first rate is equal to the optimizer's; or by one of torch's that steps
+    there, and changes nothing at first. One that changes them elsewhere does not count."""
     for how in ("by hand", "StepLR", "after step"):
         wrapped = DDP(small())
         twin = copy.deepcopy(wrapped.module)

@@ -68,6 +68,7 @@ class AverageSteps(CommonSteps):
         self.has_passed = False
         """Whether a backward pass has ended in this step."""
         self._hooks = Hooks(shared.buckets, self.ready)
+        self._hooks.add()
         finish_after_backward(self)
 
     @classmethod

@@ -30,7 +30,10 @@ class Hooks:
         self._handles: Dict[int, Any] = {}
         """By the parameter's id."""
         self._all_stay = False
-        for bucket in buckets:
+
+    def add(self) -> None:
+        """To be called once, when all workers have the parameters."""
+        for bucket in self._buckets:
             self._add_all(bucket)
 
     def step_ends(self, bucket: Bucket) -> None:

@@ -24,7 +24,6 @@ class Passes:
     once followed by another pass and not by a step never leaves early. Its gradients leave in
     `step`, as they are then, and so do those of the first pass of a kind after the first step. In
     the first step nothing leaves before `step` anyway, and the optimizer sees what the script does.
-    Nor does it in the second, in which a rate may change for the first time before `step`.
     """
 
     def __init__(self) -> None:
@@ -60,9 +59,8 @@ class Passes:
         call = model, is_fed
         self._calls[call] = self._calls.get(call, 0) + 1
         self._kind = frozenset((call, number > 1) for call, number in self._calls.items())
-        leaves = self.syncs and (not self.steps or self._is_last.get(self._kind, False))
-        self.leaves = leaves and self.steps != 1
-        return not leaves
+        self.leaves = self.syncs and (not self.steps or self._is_last.get(self._kind, False))
+        return not self.leaves
 
     def reached(self) -> bool:
         """A gradient is complete; returns whether it leaves."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import threading
 from contextlib import suppress
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
@@ -49,12 +50,6 @@ from p3kv.worker.saving.cuts import Unpushed
 _log = logging.getLogger("p3kv")
 _READ_NOTHING = {*ZEROES, "detach_", "requires_grad_"}
 """Functions by which scripts zero a gradient."""
-_CHANGED_LATE = (
-    "the optimizer's param_groups were changed between backward, when the first gradient left, and "
-    "step(): change learning rates before backward, or call the scheduler after step(); or set "
-    "P3KV_UPDATES=workers"
-)
-_CHANGES_SETTINGS = "changes the optimizer's param_groups between backward and step"
 
 
 _SCALED_BY: WeakKeyDictionary[GradScaler, WeakSet[ServerSteps]] = WeakKeyDictionary()
@@ -136,12 +131,8 @@ class ServerSteps(CommonSteps):
         self._undecided: Optional[Gradients] = None
         """While the first step has not shown who updates the weights: what tells it of all
         workers."""
-        self._decided_by: Optional[Gradients] = None
-        """What has told it in this step."""
-        self._again: Optional[Gradients] = None
-        """What may tell in the second step that settings change."""
-        self._settings_then: List[Dict[str, Any]] = []
-        """Of the optimizer's groups, when the first gradient of one of these steps came."""
+        self._settings_then: List[Any] = []
+        """Of the optimizer's groups, when the first gradient came."""
         self._seen: Dict[int, Leaving] = {}
         """By weight: gradients that leave in `step`, and would be means already if workers updated
         the weights. Until then their uses are seen."""
@@ -151,6 +142,7 @@ class ServerSteps(CommonSteps):
             self._undecided = Gradients(worker, own, shared.every)
         else:
             shared.resuming.set_optimizer(self._script_optimizer)
+        self._hooks = Hooks(shared.buckets, self._ready)
         self.passes: Optional[Passes] = None
         """Where the script takes gradients for means: tells when no more come before a step."""
         finish_after_backward(self)
@@ -185,7 +177,7 @@ class ServerSteps(CommonSteps):
             optimizer.state = self._states
         if worker.rank == 0:
             own.unpushed = self._frozen
-        self._hooks = Hooks(shared.buckets, self._ready)
+        self._hooks.add()
 
     def _ready(self, parameter: torch.Tensor) -> None:
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
@@ -195,7 +187,7 @@ class ServerSteps(CommonSteps):
         self._made_then = ServerSteps.made
         bucket, weight = self._of[id(parameter)]
         end_past(parameter.grad)
-        if (self._undecided or self._again) is not None and not self._settings_then:
+        if self._undecided is not None and not self._settings_then:
             self._settings_then = self._settings()
         if self._seen:
             self._unsee(weight)
@@ -461,7 +453,6 @@ class ServerSteps(CommonSteps):
         unscaling, self._unscaling = self._unscaling, None
         seen = {id(weight): self._unsee(weight) for _, weight in self._of.values()}
         if not gradients.any_says(bool(why)):
-            self._decided_by = gradients if self.passes is not None else None
             self._shared.resuming.set_optimizer(self._script_optimizer)
             if not self._expects_means:
                 self._exchange.on_use = None
@@ -503,29 +494,12 @@ class ServerSteps(CommonSteps):
                 unscaling.overflow.is_now(math.inf if found.any() else 0.0)
         return steps
 
-    def _changed_again(self) -> Optional[AverageSteps]:
-        """What makes steps from the second one on, in which settings have changed that the first
-        one left as they were, as by a scheduler that steps before the optimizer does; None where
-        these go on. Waits for all workers."""
-        gradients, self._again = self._again, None
-        if gradients is None or self._pushes.clipping.clips:
-            return None
-        changes = bool(self._settings_then) and self._settings() != self._settings_then
-        if not gradients.any_says(changes):
-            return None
-        if self._has_left:  # for means, which the script has read
-            raise NotSupportedError(_CHANGED_LATE)
-        for _, weight in self._of.values():
-            self._unsee(weight)
-        steps = self._given_way(f"a script {_CHANGES_SETTINGS}")
-        steps.exchange_now()
-        return steps
-
     def _change(self) -> str:
         """Why the step is not by the gradients that `backward` has computed, and the settings of
         that time; empty if it is."""
-        if self._settings_then and self._settings() != self._settings_then:
-            return f"the script {_CHANGES_SETTINGS}"
+        now, then = self._settings(), self._settings_then
+        if then and (len(now) != len(then) or any(map(operator.is_not, now, then))):
+            return "the script sets the optimizer's param_groups between backward and step"
         for _, weight in self._of.values():
             leaving = weight.leaving or self._seen.get(id(weight))
             if leaving is not None:
@@ -534,9 +508,11 @@ class ServerSteps(CommonSteps):
                     return f"the gradient of '{weight.name}' {change} before step"
         return ""
 
-    def _settings(self) -> List[Dict[str, Any]]:
-        groups = [{"scheduled": self._optimizer._scheduled}, *self._optimizer.param_groups]
-        return [{name: one[name] for name in one if name != "params"} for one in groups]
+    def _settings(self) -> List[Any]:
+        """The very objects: a schedule's first number may be equal to what it replaces."""
+        groups = self._optimizer.param_groups
+        its = [one[name] for one in groups for name in sorted(one) if name != "params"]
+        return [self._optimizer._scheduled, *its]
 
     def clips_by_torch(self, norm_type: float) -> bool:
         """Whether the script's clipping is torch's, of gradients that are means: in the first step
@@ -577,10 +553,7 @@ class ServerSteps(CommonSteps):
         steps = vars(self._optimizer)["_steps"]
         if steps is self:
             self._shared.check()
-            if self.may_change:
-                steps = self._decided(self._change())
-            else:
-                steps = self._clipped_before() or self._changed_again()
+            steps = self._decided(self._change()) if self.may_change else self._clipped_before()
         if steps is not None:  # since the closure, or from now on
             steps.step(None)
         else:
@@ -613,7 +586,6 @@ class ServerSteps(CommonSteps):
             self._compare_rates()
         self._exchange.end_step()
         self._has_left = self._all_left = False
-        self._again, self._decided_by, self._settings_then = self._decided_by, None, []
         self._unscaled = ServerSteps.scaled
         self._pace.step_ended()
         self._states.step_ends(self._parameters.values())
@@ -649,7 +621,6 @@ class ServerSteps(CommonSteps):
         return self._exchange.asleep
 
     def begin_epoch(self, how: How) -> None:
-        self._again = self._decided_by = None  # who is absent would not tell
         self._rates = []
         self._shared.check()
         super().begin_epoch(how)
@@ -724,7 +695,11 @@ class ServerSteps(CommonSteps):
         """Raises NotSupportedError where the optimizer has changed since gradients left."""
         assert self._pushes.optimizer is not None
         if self._pushes.optimizer.has_changed():
-            raise NotSupportedError(_CHANGED_LATE)
+            raise NotSupportedError(
+                "the optimizer's param_groups were changed between backward, when the first "
+                "gradient left, and step(): change learning rates before backward, or call the "
+                "scheduler after step(); or set P3KV_UPDATES=workers"
+            )
         written = self._written_states()
         if written:
             raise NotSupportedError(
