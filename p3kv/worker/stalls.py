@@ -103,7 +103,7 @@ def _words(stalled: Stalled, rank: int, key: Optional[WorkerKey]) -> str:
     elif key is None:
         why = f"That is this worker, which does not have it. {advice}"
     elif INITIAL_ROUND < stalled.round <= key.channel.begun:
-        why = "This worker has pushed it: it is on its way, and the network takes its time."
+        why = "This worker has pushed it: it is on its way, or waits for the sum of this host's."
     else:
         why = f"That is this worker. {advice}"
     left_s = max(0, math.floor(stalled.timeout_s - stalled.waited_s))
