@@ -26,7 +26,7 @@ _decided_in = 0
 """Number of the process that has its role, or none for good: its forks have not."""
 _look_again: Callable[[], None] = lambda: None  # noqa: E731
 """Function that has this process take the place that its environment gives it by now."""
-_said_alone = False
+_means_it = False
 _exit_reason = ""
 """Why the script has failed, if it ends by `sys.exit`."""
 _raised = False
@@ -122,13 +122,27 @@ def not_let_in() -> bool:
     return _worker is None or _worker.not_let_in
 
 
+def shares_nothing() -> bool:
+    """Whether this is a worker of a job that shares nothing with the others, and nobody has said
+    that this is meant."""
+    if _worker is None or _means_it:
+        return False
+    return not _worker.started and _worker.num_workers > 1
+
+
+def means_it() -> None:
+    """If this worker shares nothing with the others, that needs no more warnings."""
+    global _means_it
+    _means_it = True
+
+
 def trains_alone(how: str) -> None:
     """Warns, once, that this worker of a job shares nothing with the others: `how` says why. Does
     not warn if the process has the p3 store as well: then the other store is intended."""
-    global _said_alone
-    if _worker is None or _said_alone or _worker.started or _worker.num_workers == 1:
+    if not shares_nothing():
         return
-    _said_alone = True
+    assert _worker is not None
+    means_it()
     _log.warning(
         "this worker trains alone, %s: it shares nothing with the other workers of its job (%d in "
         "all). Write %s.",

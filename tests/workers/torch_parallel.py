@@ -669,6 +669,76 @@ def weights_are_written_between_steps() -> None:
             assert made.updates == way, (write, made.updates)
 
 
+def weights_are_written_around_backward() -> None:
+    """In forward, as a learnt temperature is clamped or EDM2 normalizes, before `backward` and
+    after it, as weight decay by hand, and after clipping; from the first step on or later. Each
+    rank's running statistics are its own meanwhile."""
+
+    def write(model: nn.Module) -> None:
+        with torch.no_grad():
+            model[0].weight.mul_(0.9)
+
+    def write_data(model: nn.Module) -> None:
+        model[0].weight.data = model[0].weight.data * 0.9
+
+    class Writing(nn.Sequential):
+        writes = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.writes:
+                write(self)
+            return super().forward(x)
+
+    def made(moment: str) -> nn.Module:
+        torch.manual_seed(dist.get_rank())
+        parts = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+        return (Writing if moment == "forward" else nn.Sequential)(*parts)
+
+    for moment, first, by in (
+        ("forward", 0, write), ("forward", 3, write), ("before", 0, write_data),
+        ("before", 4, write), ("after", 0, write), ("after", 0, write_data),
+        ("clipped", 0, write), ("clipped", 1, write_data),
+    ):  # fmt: skip
+        wrapped = DDP(made(moment))
+        twins = [copy.deepcopy(wrapped.module) for _ in range(WORKERS)]
+        own = twins[dist.get_rank()]
+        optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.05)
+        alone = [torch.optim.AdamW(one.parameters(), lr=0.05) for one in twins]
+        for step in range(6):
+            writes = step >= first
+            for rank, (model, its) in enumerate(zip([wrapped, *twins], [optimizer, *alone]), -1):
+                its.zero_grad()
+                inner = model.module if model is wrapped else model
+                inner.writes = writes
+                loss = loss_of(model, batch(step, dist.get_rank() if rank < 0 else rank))
+                if writes and moment == "before":
+                    by(inner)
+                loss.backward()
+            for grads in zip(*(one.parameters() for one in twins)):
+                mean = torch.stack([one.grad for one in grads]).mean(0)
+                for one in grads:
+                    one.grad = mean.clone()
+            for model, its in zip([wrapped.module, *twins], [optimizer, *alone]):
+                if moment == "clipped":
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                if writes and moment in ("after", "clipped"):
+                    by(model)
+                its.step()
+            same(wrapped.module, own)
+            for one in twins[1:]:  # rank 0's buffers, in the next forward pass
+                one[1].load_state_dict({**one[1].state_dict(), **dict(twins[0][1].named_buffers())})
+        assert optimizer.updates == "workers", (moment, first)
+    late = DDP(small())
+    optimizer = sgd(late)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss_of(late, batch(step, dist.get_rank())).backward()
+        if step < 4:
+            optimizer.step()
+    write(late.module)
+    refused("'0.weight' between backward and step, for the first time", optimizer.step)
+
+
 def parameters_come_into_an_optimizer_later() -> None:
     wrapped = DDP(small())
     twin = copy.deepcopy(wrapped.module)
@@ -834,6 +904,88 @@ def each_worker_keeps_a_part_of_the_states() -> None:
         assert made.state_dict()["state"].keys() == alone.state_dict()["state"].keys()
 
 
+def twice(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Twice the mean."""
+    done = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return done.then(lambda sums: sums.value()[0] * 2 / WORKERS)
+
+
+def what_needs_torch_s_reducer_torch_trains() -> None:
+    """With the script's own hook, with PowerSGD's, which takes means of what is small, and in a
+    process group of some ranks; beside a model that p3kv trains."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+    class Own(nn.parallel.DistributedDataParallel):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) / 2
+
+    alone = [dist.new_group([rank]) for rank in range(WORKERS)][dist.get_rank()]
+    hooked, powered, apart, ours = (
+        Own(small(3)),
+        DDP(small()),
+        DDP(small(7), None, None, 0, True, True, alone),
+        DDP(small(4)),
+    )
+    hooked.register_comm_hook(None, twice)
+    powered.register_comm_hook(power.PowerSGDState(None), power.powerSGD_hook)
+    assert type(hooked) is Own and type(powered) is type(apart) is Own.__base__
+    models = hooked, powered, apart, ours
+    twins = [copy.deepcopy(model.module) for model in models]
+    optimizers = [sgd(one) for one in (*models, *twins)]
+    for step in range(4):
+        for one in optimizers:
+            one.zero_grad()
+        for model in models:
+            loss_of(model, batch(step, dist.get_rank())).backward()
+        mean_of(twins[0], step, lambda model, x: 2 * (model(x) / 2).square().mean())
+        mean_of(twins[1], step)
+        loss_of(twins[2], batch(step, dist.get_rank())).backward()
+        mean_of(twins[3], step)
+        for one in optimizers:
+            one.step()
+    for model, twin in zip(models, twins):
+        same(model.module, twin)
+    assert [hasattr(one, "updates") for one in optimizers] == [False] * 3 + [True] + [False] * 4
+
+
+def what_is_joined_with_others_torch_trains() -> None:
+    """Rank 1 has no third batch. Its part of the states needs the others' gradients then."""
+    wrapped = DDP(small(), gradient_as_bucket_view=True)
+    twin = copy.deepcopy(wrapped.module)
+    made = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=0.05)
+    alone = torch.optim.AdamW(twin.parameters(), lr=0.05)
+    with Join([wrapped, made]):
+        for step in range(3 - dist.get_rank()):
+            made.zero_grad()
+            loss_of(wrapped, batch(step, dist.get_rank())).backward()
+            made.step()
+    for step in range(3):
+        alone.zero_grad()
+        if step < 2:
+            mean_of(twin, step)
+        else:
+            (loss_of(twin, batch(step, 0)) / WORKERS).backward()
+        alone.step()
+    same(wrapped.module, twin)
+
+
+def gradients_leave_when_they_are_ready_also_those_that_torch_would_delay() -> None:
+    module = small()
+    delayed, last = [*module.named_parameters()][1:], module[0].weight
+    model = DDP(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=last)
+    twin = copy.deepcopy(module)
+    made, alone = sgd(model), sgd(twin)
+    for step in range(3):
+        made.zero_grad()
+        alone.zero_grad()
+        loss_of(model, batch(step, dist.get_rank())).backward()
+        mean_of(twin, step)
+        made.step()
+        alone.step()
+    same(module, twin)
+    assert made.updates == "servers"
+
+
 def what_it_can_t_train_is_refused() -> None:
     first = DDP(small())
     made = sgd(first)
@@ -845,15 +997,7 @@ def what_it_can_t_train_is_refused() -> None:
     fully_shard(sharded)
     refused("a parameter is a DTensor", sgd, sharded)
     refused("a parameter is a DTensor", DDP, sharded)
-    refused("mixed_precision=...) is torch's", lambda: DDP(small(), mixed_precision=torch.half))
-    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
-
-    refused("hook powerSGD_hook changes", first.register_comm_hook, None, powerSGD_hook)
-    bare = DDP(small())
-    zero = ZeroRedundancyOptimizer(bare.parameters(), torch.optim.SGD, lr=0.1)
-    refused("Join([DistributedDataParallel, ZeroRedundancyOptimizer])", Join, [bare, zero])
-    del zero
-    gc.collect()  # on all ranks alike: it has cycles
+    refused("Do it before the model is first called", first.register_comm_hook, None, twice)
     late = DDP(small())
     made = sgd(late)
     loss_of(late, batch(0, 0)).backward()
@@ -937,12 +1081,16 @@ CHECKS: List[Callable[[], None]] = [
     a_frozen_weight_keeps_a_gradient_of_zeros,
     models_are_frozen_but_in_their_own_steps,
     weights_are_written_between_steps,
+    weights_are_written_around_backward,
     parameters_come_into_an_optimizer_later,
     steps_take_closures,
     rates_change_between_backward_and_step,
     rates_change_there_later_than_in_the_first_step,
     a_step_is_clipped_by_torch_s_function,
     each_worker_keeps_a_part_of_the_states,
+    what_needs_torch_s_reducer_torch_trains,
+    what_is_joined_with_others_torch_trains,
+    gradients_leave_when_they_are_ready_also_those_that_torch_would_delay,
     what_it_can_t_train_is_refused,
     gradients_are_used_from_a_later_step_on,
 ]

@@ -19,7 +19,7 @@ from p3kv.frontends.torch.exchange import WEIGHS_LATE
 from p3kv.frontends.torch.hooks import Hooks
 from p3kv.frontends.torch.joining import How
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
-from p3kv.frontends.torch.passes import finish_after_backward, is_in_backward
+from p3kv.frontends.torch.passes import is_in_backward, tell_of_passes
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import RowSums, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
@@ -69,7 +69,7 @@ class AverageSteps(CommonSteps):
         """Whether a backward pass has ended in this step."""
         self._hooks = Hooks(shared.buckets, self.ready)
         self._hooks.add()
-        finish_after_backward(self)
+        tell_of_passes(self)
 
     @classmethod
     def attached(
@@ -79,9 +79,11 @@ class AverageSteps(CommonSteps):
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str],
         syncs: Callable[[], bool],
+        older: Optional[SharedModel] = None,
     ) -> AverageSteps:
         """Shares the parameters of an optimizer, and has it step by means. `buffers` as in
-        `SharedModel`. Raises what that and `check_sums` raise."""
+        `SharedModel`. `older`: what has shared them before. Raises what `SharedModel` and
+        `check_sums` raise."""
         sparse = sparse_weights(model, optimizer, by_servers=False)
         shared = SharedModel(
             client, model, optimizer, buffers, whole=False, sparse=sparse, by_servers=False
@@ -89,6 +91,8 @@ class AverageSteps(CommonSteps):
         check_sums(client, shared)
         gradients = Gradients(client.worker, client.own, shared.every)
         steps = cls(client, model, optimizer, shared, gradients, syncs)
+        if older is not None:
+            shared.keep_buffers(older)
         shared.begin(steps)
         return steps
 
@@ -99,7 +103,8 @@ class AverageSteps(CommonSteps):
         """As `attached`, with a new store in place of that which has shared the parameters."""
         rule = before._own.consistency
         client: Client[TorchScriptOptimizer] = Client("torch", TorchGoesOn, rule)
-        return cls.attached(client, before._model, before._optimizer, shared.chosen_buffers, syncs)
+        model, optimizer = before._model, before._optimizer
+        return cls.attached(client, model, optimizer, shared.chosen_buffers, syncs, shared)
 
     def exchange_now(self) -> None:
         """Has the gradients that there are be the means of all workers', as after a pass."""

@@ -164,6 +164,10 @@ class Buffers:
             self.wait()
         self._users.add(user)
 
+    def stay(self, user: User) -> None:
+        """Has one more push them, in place of an older one, which is to leave."""
+        self._users.add(user)
+
     def leave(self, user: User) -> None:
         """An optimizer pushes them no more."""
         self.wait()

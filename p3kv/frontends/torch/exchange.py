@@ -130,6 +130,15 @@ class Exchange:
         """Whether the script has written to a weight since the last step, as far as that shows."""
         return self._written.shows(self._buckets)
 
+    def written_late(self) -> bool:
+        """Whether it has since `backward`, in a step whose values are not under way."""
+        return self._written.shows_late()
+
+    def check_kept(self) -> None:
+        """Raises NotSupportedError where the script has written to a weight since its gradient has
+        left, as far as that shows."""
+        self._written.check_kept(self._buckets)
+
     def note_order(self, weight: Weight) -> None:
         """A parameter's gradient is complete, which in the first step tells the order."""
         if self._order is not None:

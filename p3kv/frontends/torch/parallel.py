@@ -6,7 +6,7 @@ import functools
 import gc
 import logging
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Type
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple, Type
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -26,7 +26,7 @@ from p3kv.frontends.torch.buffers import push_owed
 from p3kv.frontends.torch.environment import take_rank
 from p3kv.frontends.torch.joining import is_open
 from p3kv.frontends.torch.optimizer import Optimizer
-from p3kv.frontends.torch.passes import Passes, finish_after_backward
+from p3kv.frontends.torch.passes import Passes, tell_of_passes
 from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS, WORKERS
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import parameters_of
@@ -34,12 +34,8 @@ from p3kv.worker import this_process
 
 _log = logging.getLogger("p3kv")
 
-_OTHERS = {
-    "delay_all_reduce_named_params": "leave it out: p3kv sends each gradient when it is ready",
-    "param_to_hook_all_reduce": "leave it out: p3kv sends each gradient when it is ready",
-    "mixed_precision": "use torch.autocast(..., torch.bfloat16), or a model in bfloat16",
-}
-"""Arguments that need torch's own reducer, and what to do instead."""
+_DELAYS = ("delay_all_reduce_named_params", "param_to_hook_all_reduce")
+"""Arguments that say when torch's reducer averages which gradients."""
 _SHARDS = {"DTensor", "FlatParameter"}
 """Names of torch's classes of parameters of which each worker has a part."""
 _CODECS = {
@@ -57,19 +53,16 @@ class DistributedDataParallel(TorchParallel):
     that have its parameters, whether they were made before or after. What `no_sync` and
     `require_backward_grad_sync` were at the call decides whether gradients add up. `bucket_cap_mb`,
     `find_unused_parameters`, `gradient_as_bucket_view`, `static_graph` and the like change nothing.
+    What needs torch's own reducer has it be torch's own again, whose gradients p3kv does not carry.
 
-    Raises what torch's raises; NotSupportedError for what needs torch's own reducer, and for
-    parameters in shards.
+    Raises what torch's raises; NotSupportedError for parameters in shards.
     """
 
     is_p3kv_s = True
 
     def __init__(self, module: torch.nn.Module, *arguments: Any, **named: Any) -> None:
-        for name, advice in _OTHERS.items():
-            if named.get(name) is not None:
-                raise NotSupportedError(
-                    f"DistributedDataParallel(..., {name}=...) is torch's own: {advice}"
-                )
+        if all(named.get(name) is not None for name in _DELAYS):
+            named = {name: value for name, value in named.items() if name not in _DELAYS}
         _refuse_shards(module.parameters())
         super().__init__(module, *arguments, **named)
 
@@ -98,13 +91,15 @@ class DistributedDataParallel(TorchParallel):
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Takes torch's hooks that round gradients, before the model is first called, for all
-        models of the job; refuses others by name."""
+        models of the job. Others get torch's buckets, from torch's reducer."""
         name = getattr(hook, "__name__", str(hook))
         if name not in _CODECS:
-            raise NotSupportedError(
-                f"the communication hook {name} changes torch's buckets, and p3kv has none: leave "
-                "register_comm_hook out. P3KV_GRADIENT_CODEC=bfloat16 halves what travels"
+            self.be_torch_s(
+                f"the communication hook {name} changes torch's buckets (without it, "
+                "P3KV_GRADIENT_CODEC=bfloat16 halves what travels)"
             )
+            self.register_comm_hook(state, hook)
+            return
         codec = _CODECS[name]
         if codec is not None and config.current().gradient_codec != codec:
             config.configure(gradient_codec=codec)
@@ -133,9 +128,29 @@ class DistributedDataParallel(TorchParallel):
 
     def _ddp_init_helper(self, *arguments: Any, **named: Any) -> None:
         """torch's makes the reducer, which averages gradients."""
-        self.reducer, self.logger = _Reducer(), None
-        _ATTACHED.add(self)
-        self._passing_sync_batchnorm_handle(self.module)
+        self.reducer, self.logger = _Reducer(arguments, named), None
+        ranks, every = self.process_group.size(), distributed.get_world_size()
+        if self.mixed_precision is not None:
+            self.be_torch_s("mixed_precision= needs torch's reducer (torch.autocast does not)")
+        elif ranks < every:
+            self.be_torch_s(f"its process group has {ranks} of the {every} ranks")
+        else:
+            _ATTACHED.add(self)
+            self._passing_sync_batchnorm_handle(self.module)
+
+    def be_torch_s(self, reason: str) -> None:
+        """Has torch train the model, by the class that the script has asked for. Raises
+        NotSupportedError where p3kv has begun to."""
+        if not _ATTACHED.leave_out(self):
+            raise NotSupportedError(
+                f"{reason}: torch is to train this model, and p3kv does already. Do it before the "
+                "model is first called"
+            )
+        kind, made = type(self), self.reducer
+        _log.warning("torch trains the model in %s, not p3kv: %s", kind.__name__, reason)
+        this_process.means_it()
+        self.__class__ = next(one for one in kind.__mro__ if not hasattr(one, "is_p3kv_s"))
+        self._ddp_init_helper(*made.arguments, **made.named)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         super().__setstate__({**state, "static_graph": False})  # torch's tells its reducer
@@ -154,6 +169,10 @@ class DistributedDataParallel(TorchParallel):
 
 class _Reducer:
     """In place of torch's: what libraries tell it, such as Lightning, changes nothing."""
+
+    def __init__(self, arguments: Tuple[Any, ...], named: Dict[str, Any]) -> None:
+        """With what torch makes its own of."""
+        self.arguments, self.named = arguments, named
 
     def prepare_for_backward(self, outputs: List[torch.Tensor]) -> None: ...
 
@@ -191,8 +210,6 @@ class WrappedOptimizer(Optimizer):
         has_passed = isinstance(self._steps, AverageSteps) and self._steps.has_passed
         if has_passed and isinstance(self, NoOptimizer):
             self.step()  # buffers travel
-        if isinstance(self._steps, ServerSteps):
-            self._steps.give_way_if_changed()
         if self._passes.called(model, is_fed, syncs):
             self._steps.adds_up()
 
@@ -251,6 +268,13 @@ class _Attached:
         self._of[model] = []
         self._seen = -1
 
+    def leave_out(self, model: DistributedDataParallel) -> bool:
+        """Whether p3kv has not begun to train a model, and now never does."""
+        has_begun = model in self._bare or bool(self._of.get(model))
+        if not has_begun:
+            self._of.pop(model, None)
+        return not has_begun
+
     def of(self, model: DistributedDataParallel) -> List[WrappedOptimizer]:
         """Optimizers that train parameters of a model, all of which are attached by then."""
         self.attach()
@@ -258,6 +282,9 @@ class _Attached:
         if not found and not self._is_alone:
             self._bare[model] = None
         return found
+
+    def begin_pass(self) -> None:
+        """A backward pass begins."""
 
     def finish(self) -> None:
         """A backward pass has ended: gradients of called models that no optimizer has become
@@ -445,7 +472,7 @@ def take_over() -> None:
         schedule(scheduler, *arguments, **named)
 
     torch.optim.lr_scheduler.LRScheduler.step = schedule_and_note
-    finish_after_backward(_ATTACHED)
+    tell_of_passes(_ATTACHED)
     meet_alone()
     _join_ours()
 
@@ -461,18 +488,17 @@ def _join_ours() -> None:
     ) -> None:  # fmt: skip
         self.of_p3kv = ExitStack()
         self.epochs = []
-        if not any(isinstance(one, DistributedDataParallel) for one in joinables):
-            return make(self, joinables, enable, throw_on_early_termination, **named)
-        if not all(isinstance(one, DistributedDataParallel) for one in joinables):
+        ours = [one for one in joinables if isinstance(one, DistributedDataParallel)]
+        if len(ours) < len(joinables):
             names = ", ".join(type(one).__name__ for one in joinables)
-            raise NotSupportedError(
-                f"torch.distributed.algorithms.Join([{names}]): of p3kv's models alone it is their "
-                "join, so leave out the others; of a ZeroRedundancyOptimizer write the class that "
-                "is inside, whose states servers have, a part of them each"
-            )
+            for one in ours:
+                one.be_torch_s(
+                    f"torch.distributed.algorithms.Join([{names}]) is not of models alone"
+                )
+            return make(self, joinables, enable, throw_on_early_termination, **named)
         self.epochs = [
             one.join(enable=enable, throw_on_early_termination=throw_on_early_termination, **named)
-            for one in joinables
+            for one in ours
         ]
 
     def enter(self: Any) -> None:

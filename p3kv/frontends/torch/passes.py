@@ -62,6 +62,12 @@ class Passes:
         self.leaves = self.syncs and (not self.steps or self._is_last.get(self._kind, False))
         return not self.leaves
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether models have been called, and the pass that belongs to these calls has not
+        begun."""
+        return bool(self._calls) and not self._has_begun
+
     def reached(self) -> bool:
         """A gradient is complete; returns whether it leaves."""
         self._is_open = True
@@ -91,15 +97,15 @@ class Passes:
 
 
 _every: WeakSet[Any] = WeakSet()
-"""All steps of this process, and what else has a `number` and is to `finish` passes."""
+"""All steps of this process, and what else has a `number` and is told of passes."""
 _open_calls = 0
 """How many calls of torch.autograd.backward there are, without those inside one."""
 _calling = threading.Lock()
 
 
-def finish_after_backward(steps: Any) -> None:
-    """Has `steps.finish` be called when backward passes have ended, whosever they are. Several wait
-    for each other's in the same order on all workers."""
+def tell_of_passes(steps: Any) -> None:
+    """Has `steps.begin_pass` be called before backward passes, and `steps.finish` when they have
+    ended, whosever they are. Several wait for each other's in the same order on all workers."""
     _watch_backward()
     _every.add(steps)
 
@@ -107,6 +113,10 @@ def finish_after_backward(steps: Any) -> None:
 def is_in_backward() -> bool:
     """Whether torch.autograd.backward is under way."""
     return _open_calls > 0
+
+
+def _in_order() -> List[Any]:
+    return sorted(_every, key=lambda one: one.number)
 
 
 @functools.lru_cache(maxsize=None)
@@ -127,14 +137,18 @@ def _watch_backward() -> None:
             return backward(*arguments, **more)
         with _calling:
             _open_calls += 1
+            is_first = _open_calls == 1
         try:
+            if is_first:
+                for one in _in_order():
+                    one.begin_pass()
             result = backward(*arguments, **more)
         finally:
             with _calling:
                 _open_calls -= 1
                 is_last = not _open_calls
         if is_last:
-            for one in sorted(_every, key=lambda one: one.number):
+            for one in _in_order():
                 one.finish()
         return result
 

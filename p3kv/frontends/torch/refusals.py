@@ -62,8 +62,7 @@ def watch_steps() -> None:
         steps += 1
         if steps != _STEPS_UNTIL_SURE:
             return
-        worker = this_process.worker()
-        if not worker.started and worker.num_workers > 1:
+        if this_process.shares_nothing():
             _log.warning(
                 "this worker has made %d steps of %s, and p3kv knows nothing of them: its weights "
                 "differ from those of the job's other workers (%d in all), unless the script "
@@ -71,7 +70,7 @@ def watch_steps() -> None:
                 "optimizer) before the loop.",
                 steps,
                 type(optimizer).__name__,
-                worker.num_workers,
+                this_process.worker().num_workers,
             )
 
     register_optimizer_step_post_hook(count)

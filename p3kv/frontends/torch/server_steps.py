@@ -30,7 +30,7 @@ from p3kv.frontends.torch.optimizers.states import (
     rounded,
     unrounded,
 )
-from p3kv.frontends.torch.passes import Passes, finish_after_backward
+from p3kv.frontends.torch.passes import Passes, tell_of_passes
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.script_marks import waited
@@ -48,6 +48,7 @@ from p3kv.store.states import give_state, states_of
 from p3kv.worker.saving.cuts import Unpushed
 
 _log = logging.getLogger("p3kv")
+_WRITES = "the script writes to weights"
 _READ_NOTHING = {*ZEROES, "detach_", "requires_grad_"}
 """Functions by which scripts zero a gradient."""
 
@@ -145,7 +146,7 @@ class ServerSteps(CommonSteps):
         self._hooks = Hooks(shared.buckets, self._ready)
         self.passes: Optional[Passes] = None
         """Where the script takes gradients for means: tells when no more come before a step."""
-        finish_after_backward(self)
+        tell_of_passes(self)
         self._unscaled = ServerSteps.scaled
         """That number when gradients were known to be of no scaled loss."""
         self._unscaling: Optional[Unscaling] = None
@@ -357,19 +358,24 @@ class ServerSteps(CommonSteps):
         if ends and not all(bucket.pushed for bucket in self._shared.buckets):
             self._have_all_leave()
 
-    def give_way_if_changed(self) -> None:
-        """Has workers update the weights from now on, where the script has written to one since the
-        last step, or has given the optimizer others: as with DistributedDataParallel, all workers
-        do the same. To be called before a forward pass."""
-        if not self._gives_way or self._undecided is not None or self._has_left or self._joined:
+    def begin_pass(self) -> None:
+        """A backward pass begins. Has workers update the weights from now on, where the script has
+        written to one since the last step, or has given the optimizer others: as with
+        DistributedDataParallel, all workers do the same."""
+        if self.passes is None or not (self._gives_way and self.passes.is_awaited):
+            return
+        if self._has_left or self._joined or vars(self._optimizer)["_steps"] is not self:
             return
         if len(parameters_of(self._optimizer)) > len(self._places):
             why = "the script gives the optimizer more parameters"
-        elif self._shared.exchange.written():
-            why = "the script writes to weights"
+        elif self._exchange.written():
+            why = _WRITES
         else:
             return
-        self._given_way(why)
+        if self.may_change:
+            self._decided(why, is_over=False)
+        else:
+            self._given_way(why)
 
     def _given_way(self, why: str) -> AverageSteps:
         """What makes steps from now on, between two of them: workers update the weights."""
@@ -403,21 +409,26 @@ class ServerSteps(CommonSteps):
 
     def _clipped_before(self) -> Optional[AverageSteps]:
         """What makes steps from one of the first two on where the script has clipped it before it
-        set a rate for it, or left out a gradient; None where it has done neither."""
+        set a rate for it, left out a gradient or wrote to a weight; None where it has done none of
+        these."""
         max_norm, settings = self._clipping.early_max_norm, self._pushes.optimizer
         if max_norm is None or settings is None:
             return None
         every = [(one.parameter, one.leaving) for _, one in self._of.values() if one.leaving]
         left_out = [(one, leaving.gradient) for one, leaving in every if one.grad is None]
-        if not left_out and not settings.has_changed():
+        writes = self._exchange.written_late()
+        if not (left_out or writes or settings.has_changed()):
             return None
         for one, leaving in every:
             if one.grad is not None:
                 leaving.check(one.grad)
             if leaving.factors is not None:  # it is a mean, which others may lack
                 return None
-        why = "leaves out gradients" if left_out else "changes the optimizer's param_groups"
-        steps = self._taken_back(f"the script {why} between clipping and step")
+        if left_out:
+            why = "the script leaves out gradients"
+        else:
+            why = _WRITES if writes else "the script changes the optimizer's param_groups"
+        steps = self._taken_back(f"{why} between clipping and step")
         if steps is not None:
             for one, gradient in left_out:
                 one.grad = gradient
@@ -500,6 +511,8 @@ class ServerSteps(CommonSteps):
         now, then = self._settings(), self._settings_then
         if then and (len(now) != len(then) or any(map(operator.is_not, now, then))):
             return "the script sets the optimizer's param_groups between backward and step"
+        if self._exchange.written_late():
+            return _WRITES
         for _, weight in self._of.values():
             leaving = weight.leaving or self._seen.get(id(weight))
             if leaving is not None:
@@ -568,6 +581,7 @@ class ServerSteps(CommonSteps):
         ServerSteps.made += 1
         self._begin(is_absent)
         self._exchange.push_remaining(self._shared.buckets)
+        self._exchange.check_kept()
         if is_absent:
             self._clipping.clip_as_before()
         self._clipping.end_step()

@@ -135,6 +135,13 @@ class SharedModel:
         """Whose buffers are after each step; None where the rule says so."""
         return self._how if self._chosen else None
 
+    def keep_buffers(self, older: SharedModel) -> None:
+        """Has buffers be as they are, in place of `older`, which has shared this model: a forward
+        pass may have written to each worker's own."""
+        self._buffers = [*older._buffers]
+        for buffers in self._buffers:
+            buffers.stay(self)
+
     def begin(self, steps: Steps) -> None:
         """Has `steps` train the parameters, in place of older ones, and gives all workers rank 0's
         values."""

@@ -193,6 +193,9 @@ class CommonSteps(Steps):
         self._joined: Optional[How] = None
         """Of an epoch in which workers may have different numbers of batches."""
 
+    def begin_pass(self) -> None:
+        """A backward pass begins, of these or of other steps."""
+
     @abstractmethod
     def finish(self) -> None:
         """A backward pass has ended, of these or of other steps."""

@@ -34,11 +34,16 @@ class Written:
         self._compares_all = True
         self._turn: Optional[Weight] = None
         """That which is compared in this step, whatever shows."""
+        self._turn_value: Optional[torch.Tensor] = None
+        """A copy of it, when its gradient was complete."""
+        self._is_known = False
+        """Whether all have been compared in this step, before its backward pass."""
 
     def step_ends(self) -> None:
         """The next step's comparisons begin."""
         self._steps += 1
         self._compares_all = self._steps < _ALL_UNTIL_STEP
+        self._is_known, self._turn_value = False, None
         if self._every:
             self._turn = self._every[self._steps % len(self._every)]
 
@@ -53,19 +58,44 @@ class Written:
 
     def shows(self, buckets: Sequence[Bucket]) -> bool:
         """Whether the script has written to a weight, as far as that shows without a comparison of
-        all; waits for the values of those to which it may have."""
+        all but in the first steps; waits for the values of those to which it may have."""
+        compares_all = self._compares_all and not self._is_known
         with torch._C.DisableTorchFunctionSubclass():
             for bucket in buckets:
                 for weight in bucket.weights:
                     parameter = weight.parameter
                     if not parameter.requires_grad:  # a frozen one is the script's own
                         continue
-                    if weight.may_be_written() or parameter._version != weight.value_version:
+                    may_be = weight.may_be_written() or parameter._version != weight.value_version
+                    if may_be or compares_all:
                         bucket.take(parameter)
                         if is_written(weight):
                             return True
                         weight.value_version = parameter._version
+        self._is_known |= compares_all
         return False
+
+    def shows_late(self) -> bool:
+        """Whether the script has written to a weight since its gradient is complete. No value may
+        be under way, as in the first step."""
+        return any(
+            one.parameter._version != one.value_version or is_written(one)
+            for one in self._every
+            if one.parameter.requires_grad
+        )
+
+    def check_kept(self, buckets: Sequence[Bucket]) -> None:
+        """Raises NotSupportedError for a weight that has been written to since its gradient has
+        left, as far as that shows: its next value is under way."""
+        for bucket in buckets:
+            for weight in bucket.weights if bucket.pushed else ():
+                parameter = weight.parameter
+                has_count = parameter.requires_grad and not weight.is_table
+                if parameter._version != weight.value_version and has_count:
+                    raise _lost(weight)
+        turn, before = self._turn, self._turn_value
+        if turn is not None and before is not None:
+            turn.copies.to_host(_value(turn), partial(_refuse_lost, turn, before))
 
     def check(self, weight: Weight) -> None:
         """Raises NotSupportedError for a weight that has been written to; not while its next value
@@ -73,11 +103,13 @@ class Written:
         if weight.is_table:
             return
         may_be = weight.may_be_written() or weight.parameter._version != weight.value_version
-        everywhere = self._compares_all or may_be
+        everywhere = may_be or (self._compares_all and not self._is_known)
         if everywhere or weight.newest is not None or weight is self._turn:  # the newest are few
             rows = None if everywhere else weight.newest
             with torch._C.DisableTorchFunctionSubclass():
                 value = _value(weight, rows)
+                if weight is self._turn:
+                    self._turn_value = _value(weight).clone()
             weight.copies.to_host(value, partial(_refuse_other, weight, rows))
             weight.value_version = weight.parameter._version
 
@@ -94,6 +126,22 @@ def _refuse_other(
             "Load and initialise weights before, or make a new p3kv.torch.Optimizer afterwards; or "
             "set P3KV_UPDATES=workers, by which each worker has its own"
         )
+
+
+def _lost(weight: Weight) -> NotSupportedError:
+    return NotSupportedError(
+        f"the script has written to the weight '{weight.name}' between backward and step, for the "
+        "first time after the first step: its gradient has left, and the servers' next value would "
+        "undo it. Write before backward or after step(), or set P3KV_UPDATES=workers, by which "
+        "each worker has its own"
+    )
+
+
+def _refuse_lost(weight: Weight, before: torch.Tensor, value: Optional[torch.Tensor]) -> None:
+    """Raises NotSupportedError unless a weight is what it was when its gradient was complete."""
+    assert value is not None
+    if not torch.equal(bits(value), bits(before.cpu().contiguous())):
+        raise _lost(weight)
 
 
 def is_written(weight: Weight) -> bool:
