@@ -739,6 +739,125 @@ def weights_are_written_around_backward() -> None:
     refused("'0.weight' between backward and step, for the first time", optimizer.step)
 
 
+def steps_are_left_out_that_are_clipped() -> None:
+    """As where a norm is not finite; gradients are zeroed then, or the next pass adds to them."""
+    for zeroes in (True, False):
+        wrapped = DDP(small())
+        twin = copy.deepcopy(wrapped.module)
+        made, alone = sgd(wrapped), sgd(twin)
+        for step in range(8):
+            if zeroes or step != 6:
+                made.zero_grad()
+                alone.zero_grad()
+            loss_of(wrapped, batch(step, dist.get_rank())).backward()
+            mean_of(twin, step)
+            norms = [nn.utils.clip_grad_norm_(one.parameters(), 0.1) for one in (wrapped, twin)]
+            torch.testing.assert_close(*norms)
+            if step != 5:
+                made.step()
+                alone.step()
+            assert made.updates == ("workers" if step > 5 else "servers"), step
+        same(wrapped.module, twin)
+
+
+def gradients_stay_after_a_clipped_step() -> None:
+    """The next pass adds to the clipped mean."""
+    wrapped = DDP(small())
+    twin = copy.deepcopy(wrapped.module)
+    made, alone = sgd(wrapped), sgd(twin)
+    for step in range(8):
+        loss_of(wrapped, batch(step, dist.get_rank())).backward()
+        mean_of(twin, step)
+        for model in (wrapped, twin):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        made.step()
+        alone.step()
+        same(wrapped.module, twin)
+        if step % 3 == 2:
+            made.zero_grad()
+            alone.zero_grad()
+    assert made.updates == "servers"
+
+
+def steps_are_each_worker_s_own() -> None:
+    """All passes of a step are in no_sync, and weights are averaged by hand; from the first step
+    on, or later, with clipping and without."""
+    for first, clips in ((0, False), (0, True), (3, False), (3, True)):
+        wrapped = DDP(small())
+        twin = copy.deepcopy(wrapped.module)
+        made, alone = sgd(wrapped), sgd(twin)
+        for step in range(8):
+            made.zero_grad()
+            alone.zero_grad()
+            with wrapped.no_sync() if step >= first else nullcontext():
+                loss_of(wrapped, batch(step, dist.get_rank())).backward()
+            if step >= first:
+                loss_of(twin, batch(step, dist.get_rank())).backward()
+            else:
+                mean_of(twin, step)
+            if clips:
+                for model in (wrapped, twin):
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            made.step()
+            alone.step()
+            same(wrapped.module, twin)
+            for one in [*wrapped.parameters(), *twin.parameters()] if step % 4 == 3 else ():
+                dist.all_reduce(one.data)
+                one.data /= WORKERS
+        assert made.updates == "workers", (first, clips)
+
+
+class Centred(nn.Module):
+    """Its output depends on a buffer, which each pass writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small()
+        self.register_buffer("centre", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.inner(x)
+        with torch.no_grad():
+            self.centre = self.centre * 0.5 + found.mean(0)
+        return found - self.centre
+
+
+def buffers_are_shared_in_each_forward_pass() -> None:
+    """Also in the second one of a step, and of a model that nobody trains."""
+    rank = dist.get_rank()
+    student, teacher = DDP(Centred()), DDP(Centred())
+    teacher.module.requires_grad_(False)
+    twins = [copy.deepcopy((student.module, teacher.module)) for _ in range(WORKERS)]
+    made = torch.optim.SGD(student.parameters(), lr=0.1)
+    alone = torch.optim.SGD(twins[0][0].parameters(), lr=0.1)
+
+    def shared() -> None:
+        for first, one in zip(twins[0], twins[1]):
+            one.load_state_dict(first.state_dict())
+
+    for step in range(4):
+        made.zero_grad()
+        alone.zero_grad()
+        for part in (0, 10):
+            shared()
+            expected = []
+            for its, (pupil, master) in enumerate(twins):
+                x = batch(step + part, its)
+                expected.append((pupil(x) - master(x)).square().mean())
+            sum(expected).div(WORKERS).backward()
+            for mine, one in zip(twins[0][0].parameters(), twins[1][0].parameters()):
+                mine.grad += one.grad
+                one.grad = None
+            x = batch(step + part, rank)
+            loss = (student(x) - teacher(x)).square().mean()
+            torch.testing.assert_close(loss, expected[rank])
+            loss.backward()
+        made.step()
+        alone.step()
+        torch.testing.assert_close(student.module.centre, twins[rank][0].centre)
+        torch.testing.assert_close(teacher.module.centre, twins[rank][1].centre)
+
+
 def parameters_come_into_an_optimizer_later() -> None:
     wrapped = DDP(small())
     twin = copy.deepcopy(wrapped.module)
@@ -1082,6 +1201,10 @@ CHECKS: List[Callable[[], None]] = [
     models_are_frozen_but_in_their_own_steps,
     weights_are_written_between_steps,
     weights_are_written_around_backward,
+    steps_are_left_out_that_are_clipped,
+    gradients_stay_after_a_clipped_step,
+    steps_are_each_worker_s_own,
+    buffers_are_shared_in_each_forward_pass,
     parameters_come_into_an_optimizer_later,
     steps_take_closures,
     rates_change_between_backward_and_step,

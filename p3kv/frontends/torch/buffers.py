@@ -179,13 +179,17 @@ class Buffers:
 
     def push(self, step: int, giver: Optional[int]) -> None:
         """At the end of a step: gives all workers the mean or worker `giver`'s buffers. Without a
-        giver they are worker 0's, and may be owed."""
+        giver they are worker 0's, and may be for `push_owed`."""
         self._step = max(self._step, step)
-        if self._how == IN_FORWARD and giver is None:
-            _owed.add(self)
-        elif self._how not in OWNS:
+        if self._how not in OWNS and not (self._how == IN_FORWARD and giver is None):
             averages = self._how == AVERAGE
             self._push(lambda pack: averages and pack.dtype.is_floating_point, giver or 0)
+
+    def owe(self) -> None:
+        """A forward pass may have them be each worker's own; when the next one begins, they are
+        worker 0's again."""
+        if self._how == IN_FORWARD:
+            _owed.add(self)
 
     @property
     def are_one_worker_s(self) -> bool:
@@ -217,11 +221,12 @@ _owed: WeakSet[Buffers] = WeakSet()
 """Those that are to be pushed."""
 
 
-def push_owed() -> None:
-    """Push what waits for a forward pass: one begins, or may not begin on all workers."""
-    for buffers in sorted(_owed, key=lambda one: one._own.number):
+def push_owed(those: Optional[Collection[Buffers]] = None) -> None:
+    """Push what waits for a forward pass: one of `those` begins, or none may on all workers."""
+    owed = [one for one in _owed if those is None or one in those]
+    for buffers in sorted(owed, key=lambda one: one._own.number):
         buffers._push(lambda pack: False)
-    _owed.clear()
+        _owed.discard(buffers)
 
 
 class Untrained:

@@ -47,8 +47,11 @@ class Clipping:
         steps: ClippedSteps,
         workers: int,
         barrier: Callable[[str], None],
+        may_leave_out: bool,
     ) -> None:
-        """`barrier(purpose)` waits for all workers."""
+        """`barrier(purpose)` waits for all workers. `may_leave_out`: the script may leave out steps
+        that it has clipped, and not say so."""
+        self._may_leave_out = may_leave_out
         self._own = own
         self._steps = steps
         self._workers = workers
@@ -182,7 +185,7 @@ class Clipping:
             if steps.has_votes:
                 steps.vote(self._drops)
             if self._votes is None:
-                self._votes = self._has_said
+                self._votes = self._has_said or self._may_leave_out
             else:
                 steps.has_votes = self._votes
             while self._late and self._late[0].is_known:

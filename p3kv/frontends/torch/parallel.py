@@ -6,7 +6,19 @@ import functools
 import gc
 import logging
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple, Type
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Type,
+)
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -22,7 +34,7 @@ from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import meet_alone, warn_alone
 from p3kv.frontends.torch.averages import AverageSteps
 from p3kv.frontends.torch.buffer_places import IN_FORWARD, LEFT
-from p3kv.frontends.torch.buffers import push_owed
+from p3kv.frontends.torch.buffers import Buffers, push_owed
 from p3kv.frontends.torch.environment import take_rank
 from p3kv.frontends.torch.joining import is_open
 from p3kv.frontends.torch.optimizer import Optimizer
@@ -78,16 +90,24 @@ class DistributedDataParallel(TorchParallel):
 
     @torch._disable_dynamo
     def _called(self, inputs: Any, named: Any) -> None:
-        if torch.is_grad_enabled():
-            attached = _ATTACHED.of(self)
-            if attached:
-                is_fed = any(
-                    isinstance(one, torch.Tensor) and one.grad_fn is not None
-                    for one in tree_leaves((inputs, named))
-                )
-                for optimizer in attached:
-                    optimizer.model_called(id(self), is_fed, self.require_backward_grad_sync)
-        push_owed()
+        has_gradients, syncs = torch.is_grad_enabled(), self.require_backward_grad_sync
+        attached = _ATTACHED.of(self) if has_gradients else _ATTACHED.found(self)
+        if attached and has_gradients:
+            is_fed = any(
+                isinstance(one, torch.Tensor) and one.grad_fn is not None
+                for one in tree_leaves((inputs, named))
+            )
+            for optimizer in attached:
+                optimizer.model_called(id(self), is_fed, syncs)
+        buffers = dict.fromkeys(one for optimizer in attached for one in optimizer.buffers)
+        push_owed(buffers)
+        for one in buffers if has_gradients and syncs else ():
+            one.owe()
+        if not (attached or any(one.requires_grad for one in self.module.parameters())):
+            # As a teacher, which no optimizer shares.
+            if self.will_sync_module_buffers():
+                self._sync_buffers()
+            self.require_forward_param_sync = has_gradients and syncs
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Takes torch's hooks that round gradients, before the model is first called, for all
@@ -209,9 +229,15 @@ class WrappedOptimizer(Optimizer):
         """A model is called, as in `Passes.called`."""
         has_passed = isinstance(self._steps, AverageSteps) and self._steps.has_passed
         if has_passed and isinstance(self, NoOptimizer):
-            self.step()  # buffers travel
+            self.step()
         if self._passes.called(model, is_fed, syncs):
             self._steps.adds_up()
+
+    @property
+    def buffers(self) -> Sequence[Buffers]:
+        """Those that are rank 0's when a forward pass begins."""
+        steps = self._steps
+        return steps.buffers if isinstance(steps, (AverageSteps, ServerSteps)) else ()
 
     def _may_leave(self) -> bool:
         return super()._syncs() and self._passes.syncs
@@ -278,10 +304,14 @@ class _Attached:
     def of(self, model: DistributedDataParallel) -> List[WrappedOptimizer]:
         """Optimizers that train parameters of a model, all of which are attached by then."""
         self.attach()
-        found = [made for one in self._of.get(model, ()) if (made := one()) is not None]
+        found = self.found(model)
         if not found and not self._is_alone:
             self._bare[model] = None
         return found
+
+    def found(self, model: DistributedDataParallel) -> List[WrappedOptimizer]:
+        """Those that are attached."""
+        return [made for one in self._of.get(model, ()) if (made := one()) is not None]
 
     def begin_pass(self) -> None:
         """A backward pass begins."""

@@ -41,6 +41,8 @@ class Passes:
         self._in_parts: Set[Kind] = set()
         self._since_step: List[Kind] = []
         """The passes since the last step, but those in `no_sync`."""
+        self._has_unsynced = False
+        """Whether there was one in `no_sync`, too."""
         self._is_last: Dict[Kind, bool] = {}
         """Whether all passes of a kind were the last before a step."""
         self.steps = 0
@@ -75,7 +77,13 @@ class Passes:
             self._has_begun = True
             if self.syncs:
                 self._since_step.append(self._kind)
+            self._has_unsynced |= not self.syncs
         return self.leaves
+
+    @property
+    def are_local(self) -> bool:
+        """Whether all since the last step were in `no_sync`."""
+        return self._has_unsynced and not self._since_step
 
     def ended(self) -> bool:
         """`backward` has ended; returns whether no more gradients come before the step."""
@@ -93,7 +101,7 @@ class Passes:
             *others, last = self._since_step
             self._is_last.setdefault(last, True)
             self._is_last.update((kind, False) for kind in others)
-        self._since_step = []
+        self._since_step, self._has_unsynced = [], False
 
 
 _every: WeakSet[Any] = WeakSet()

@@ -7,7 +7,18 @@ import math
 import operator
 import threading
 from contextlib import suppress
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet, ref
 
 import torch
@@ -16,6 +27,7 @@ from torch.amp.grad_scaler import GradScaler
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.averages import AverageSteps, Gradients, check_sums
+from p3kv.frontends.torch.buffers import Buffers
 from p3kv.frontends.torch.clipping import NOT_FINITE, Clipping, LateNorm, LateOverflow
 from p3kv.frontends.torch.exchange import refuse_second
 from p3kv.frontends.torch.hooks import Hooks
@@ -40,6 +52,7 @@ from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.asleep import Asleep
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
 from p3kv.frontends.torch.values.leaving import ZEROES, Leaving, Own, Past, end_past, is_part
+from p3kv.frontends.torch.values.watched import watcher_of
 from p3kv.frontends.torch.values.written import copied, is_written
 from p3kv.server.optimizer import State
 from p3kv.store.checks import check_optimizer
@@ -120,7 +133,9 @@ class ServerSteps(CommonSteps):
         self._of = shared.of_parameter
         self._exchange = shared.exchange
         self._pushes = shared.pushes
-        self._clipping = Clipping(own, self._pushes.clipping, worker.num_workers, worker.barrier)
+        self._clipping = Clipping(
+            own, self._pushes.clipping, worker.num_workers, worker.barrier, self._expects_means
+        )
         self._script_optimizer = TorchScriptOptimizer(
             optimizer,
             {at: weight.key.key for at, (_, weight) in self._of.items()},
@@ -251,6 +266,8 @@ class ServerSteps(CommonSteps):
         Raises NotSupportedError where they keep none."""
         if torch._C._current_graph_task_id() != -1 or ServerSteps.moving:
             return False
+        if self.passes is not None and self.passes.are_local:
+            return False  # as with DistributedDataParallel
         if self.may_change:
             return self._decided("the script uses gradients between backward and step") is not None
         if self._expects_means and function not in _READ_NOTHING:
@@ -360,12 +377,19 @@ class ServerSteps(CommonSteps):
 
     def begin_pass(self) -> None:
         """A backward pass begins. Has workers update the weights from now on, where the script has
-        written to one since the last step, or has given the optimizer others: as with
-        DistributedDataParallel, all workers do the same."""
+        written to one since the last step, has given the optimizer others, or has left out a step
+        that it has clipped: as with DistributedDataParallel, all workers do the same."""
         if self.passes is None or not (self._gives_way and self.passes.is_awaited):
             return
-        if self._has_left or self._joined or vars(self._optimizer)["_steps"] is not self:
+        if self._joined or vars(self._optimizer)["_steps"] is not self:
             return
+        if self._has_left:
+            if self._clipping.early_max_norm is not None:
+                self._have_means()
+                self._taken_back("the script leaves out a step that it has clipped")
+            return
+        if self._clipping.last_factors:
+            self._have_means()
         if len(parameters_of(self._optimizer)) > len(self._places):
             why = "the script gives the optimizer more parameters"
         elif self._exchange.written():
@@ -376,6 +400,29 @@ class ServerSteps(CommonSteps):
             self._decided(why, is_over=False)
         else:
             self._given_way(why)
+
+    def _have_means(self) -> None:
+        """Has gradients be means to which a pass is to add after they were clipped."""
+        with self._becoming, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            for _, weight in self._of.values():
+                gradient = weight.parameter.grad
+                if gradient is None:
+                    continue
+                own = weight.leaving or watcher_of(gradient)
+                if isinstance(own, Past) or (
+                    isinstance(own, Leaving) and own.change(gradient) is None
+                ):
+                    self._becomes_mean(own)
+
+    def _given_way_if_local(self) -> Optional[AverageSteps]:
+        """What makes steps from this one on, if all its passes were in `no_sync`: its gradients are
+        each worker's own, as with DistributedDataParallel. None if they are not."""
+        if self.passes is None or not (self._gives_way and self.passes.are_local):
+            return None
+        if self._has_left or self._joined:
+            return None
+        why = "the script makes a step whose backward passes are all in no_sync"
+        return self._decided(why, is_over=False) if self.may_change else self._given_way(why)
 
     def _given_way(self, why: str) -> AverageSteps:
         """What makes steps from now on, between two of them: workers update the weights."""
@@ -538,7 +585,9 @@ class ServerSteps(CommonSteps):
     def clip(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         self._shared.check()
         is_scaled = self._unscaled != ServerSteps.scaled
-        steps = self._decided("the script clips scaled gradients" if is_scaled else "")
+        steps = self._given_way_if_local()
+        if steps is None:
+            steps = self._decided("the script clips scaled gradients" if is_scaled else "")
         if steps is not None:
             return steps.clip(max_norm, error_if_nonfinite)
         check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
@@ -566,7 +615,9 @@ class ServerSteps(CommonSteps):
         steps = vars(self._optimizer)["_steps"]
         if steps is self:
             self._shared.check()
-            steps = self._decided(self._change()) if self.may_change else self._clipped_before()
+            steps = self._given_way_if_local()
+            if steps is None:
+                steps = self._decided(self._change()) if self.may_change else self._clipped_before()
         if steps is not None:  # since the closure, or from now on
             steps.step(None)
         else:
@@ -638,6 +689,11 @@ class ServerSteps(CommonSteps):
         self._rates = []
         self._shared.check()
         super().begin_epoch(how)
+
+    @property
+    def buffers(self) -> Sequence[Buffers]:
+        """Those that forward passes share; in epochs that workers join steps do."""
+        return self._shared.buffers if self._joined is None else ()
 
     def say_absent(self) -> None:
         steps = self._decided("", is_absent=True)

@@ -125,7 +125,7 @@ class SharedModel:
         }
         """The model's own, by name, until the first step."""
         untrained_places(model, self._trained(), self._devices)  # refuses what it refuses
-        self._buffers: List[Buffers] = []
+        self.buffers: List[Buffers] = []
         self._untrained: Optional[Untrained] = None
         self._replaced = False
         """Whether other steps train its parameters now."""
@@ -138,8 +138,8 @@ class SharedModel:
     def keep_buffers(self, older: SharedModel) -> None:
         """Has buffers be as they are, in place of `older`, which has shared this model: a forward
         pass may have written to each worker's own."""
-        self._buffers = [*older._buffers]
-        for buffers in self._buffers:
+        self.buffers = [*older.buffers]
+        for buffers in self.buffers:
             buffers.stay(self)
 
     def begin(self, steps: Steps) -> None:
@@ -163,13 +163,13 @@ class SharedModel:
         places = [place for place in self._places if place.where not in kept]
         if places:
             made = Buffers(places, self._how, self.worker, self._own, self._devices)
-            self._buffers.append(made)
+            self.buffers.append(made)
             made.join(self, self._how, self._chosen)
         for place in self._places:
             buffers = kept[place.where]
-            if buffers not in self._buffers:
+            if buffers not in self.buffers:
                 buffers.join(self, self._how, self._chosen)
-                self._buffers.append(buffers)
+                self.buffers.append(buffers)
 
     def belong_to(self, steps: Steps) -> None:
         """Has `steps` train the parameters. Their values come before the worker leaves."""
@@ -203,9 +203,9 @@ class SharedModel:
         `attendance`: the last worker, by rank, that has a batch gives them, as with
         DistributedDataParallel."""
         if own_or_shared(None, self._own.rule) != OWN:
-            of_one = any(buffers.are_one_worker_s for buffers in self._buffers)
+            of_one = any(buffers.are_one_worker_s for buffers in self.buffers)
             giver = None if attendance is None else attendance.present()[-1] if of_one else 0
-            for buffers in self._buffers:
+            for buffers in self.buffers:
                 buffers.push(self.pushes.step, giver)
         for alias in self._aliases:
             alias.arm()
@@ -233,7 +233,7 @@ class SharedModel:
         self.exchange.asleep.settle()
         for bucket in self.buckets:
             bucket.wait()
-        for buffers in self._buffers:
+        for buffers in self.buffers:
             buffers.wait()
         for alias in self._aliases:
             alias.take()
@@ -254,11 +254,11 @@ class SharedModel:
             bucket.take()
         for weight in self.every:
             _STEPS_OF.pop(id(weight.parameter), None)
-        for buffers in self._buffers:
+        for buffers in self.buffers:
             buffers.leave(self)
         for alias in self._aliases:
             alias.take()
-        self._buffers = []
+        self.buffers = []
         self.exchange.stop()
         self._own.leave()
         self._replaced = True
