@@ -223,11 +223,6 @@ class AverageSteps(CommonSteps):
             self._weights.push(self._pushes.step, last)
             self._weights.wait()
 
-    @property
-    def buffers(self) -> Sequence[Buffers]:
-        """Those that forward passes share; in epochs that workers join steps do."""
-        return self._shared.buffers if self._joined is None else ()
-
     def say_absent(self) -> None:
         self.attendance.say(self._pushes.step, False)
 

@@ -173,7 +173,8 @@ class Buffers:
         self.wait()
         self._users.discard(user)
         if not self._users:
-            _owed.discard(self)
+            push_owed((self,))
+            self.wait()
             for where in [where for where, keeper in kept.items() if keeper is self]:
                 del kept[where]
 
@@ -217,13 +218,14 @@ class Buffers:
         return [] if self._how == BROADCAST else [pack.copied() for pack in self._packs]
 
 
-_owed: WeakSet[Buffers] = WeakSet()
-"""Those that are to be pushed."""
+_owed: Set[Buffers] = set()
+"""Those that are to be pushed, also where their model is gone: another worker may have pushed them
+in a forward pass that it has made alone."""
 
 
 def push_owed(those: Optional[Collection[Buffers]] = None) -> None:
     """Push what waits for a forward pass: one of `those` begins, or none may on all workers."""
-    owed = [one for one in _owed if those is None or one in those]
+    owed = [one for one in _owed if those is None or one in those or not one._users]
     for buffers in sorted(owed, key=lambda one: one._own.number):
         buffers._push(lambda pack: False)
         _owed.discard(buffers)

@@ -61,7 +61,7 @@ class Clipping:
         has."""
         self._votes: Optional[bool] = None
         """Whether each worker votes on each step; None: in the first step, so it does, and in the
-        second, in which a rate that is set in each step changes for the first time."""
+        second."""
         self._has_said = self._drops = False
         """Whether the script has said in this step if this worker drops it, and whether it does."""
         self.factors: List[Union[float, LateNorm]] = []
@@ -159,11 +159,10 @@ class Clipping:
         return self._steps.clips and not (self._is_clipped or self._has_said or self.factors)
 
     @property
-    def early_max_norm(self) -> Optional[float]:
-        """To what the step is clipped, if it is one of the first two: it can be dropped still,
-        since workers vote on it."""
-        is_early = self._is_clipped and self._steps.has_votes
-        if not is_early or self._has_said or len(self.factors) > 1:
+    def voted_max_norm(self) -> Optional[float]:
+        """To what the step is clipped, if it can be dropped still, since workers vote on it."""
+        has_votes = self._is_clipped and self._steps.has_votes
+        if not has_votes or self._has_said or len(self.factors) > 1:
             return None
         return self._last[0] / self._workers
 

@@ -6,19 +6,7 @@ import functools
 import gc
 import logging
 from contextlib import ExitStack, contextmanager
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Type,
-)
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Type
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -190,7 +178,7 @@ class DistributedDataParallel(TorchParallel):
 class _Reducer:
     """In place of torch's: what libraries tell it, such as Lightning, changes nothing."""
 
-    def __init__(self, arguments: Tuple[Any, ...], named: Dict[str, Any]) -> None:
+    def __init__(self, arguments: Any, named: Dict[str, Any]) -> None:
         """With what torch makes its own of."""
         self.arguments, self.named = arguments, named
 
@@ -234,10 +222,12 @@ class WrappedOptimizer(Optimizer):
             self._steps.adds_up()
 
     @property
-    def buffers(self) -> Sequence[Buffers]:
-        """Those that are rank 0's when a forward pass begins."""
+    def buffers(self) -> List[Buffers]:
+        """Those that are rank 0's when a forward pass begins; in joined epochs steps share them."""
         steps = self._steps
-        return steps.buffers if isinstance(steps, (AverageSteps, ServerSteps)) else ()
+        if not isinstance(steps, (AverageSteps, ServerSteps)) or steps._joined is not None:
+            return []
+        return steps._shared.buffers
 
     def _may_leave(self) -> bool:
         return super()._syncs() and self._passes.syncs

@@ -7,18 +7,7 @@ import math
 import operator
 import threading
 from contextlib import suppress
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet, ref
 
 import torch
@@ -27,7 +16,6 @@ from torch.amp.grad_scaler import GradScaler
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.averages import AverageSteps, Gradients, check_sums
-from p3kv.frontends.torch.buffers import Buffers
 from p3kv.frontends.torch.clipping import NOT_FINITE, Clipping, LateNorm, LateOverflow
 from p3kv.frontends.torch.exchange import refuse_second
 from p3kv.frontends.torch.hooks import Hooks
@@ -384,7 +372,7 @@ class ServerSteps(CommonSteps):
         if self._joined or vars(self._optimizer)["_steps"] is not self:
             return
         if self._has_left:
-            if self._clipping.early_max_norm is not None:
+            if self._clipping.voted_max_norm is not None:
                 self._have_means()
                 self._taken_back("the script leaves out a step that it has clipped")
             return
@@ -455,10 +443,9 @@ class ServerSteps(CommonSteps):
         return self._given_way(why)
 
     def _clipped_before(self) -> Optional[AverageSteps]:
-        """What makes steps from one of the first two on where the script has clipped it before it
-        set a rate for it, left out a gradient or wrote to a weight; None where it has done none of
-        these."""
-        max_norm, settings = self._clipping.early_max_norm, self._pushes.optimizer
+        """What makes steps from this one on where the script has clipped it before it set a rate
+        for it, left out a gradient or wrote to a weight; None where it has done none of these."""
+        max_norm, settings = self._clipping.voted_max_norm, self._pushes.optimizer
         if max_norm is None or settings is None:
             return None
         every = [(one.parameter, one.leaving) for _, one in self._of.values() if one.leaving]
@@ -689,11 +676,6 @@ class ServerSteps(CommonSteps):
         self._rates = []
         self._shared.check()
         super().begin_epoch(how)
-
-    @property
-    def buffers(self) -> Sequence[Buffers]:
-        """Those that forward passes share; in epochs that workers join steps do."""
-        return self._shared.buffers if self._joined is None else ()
 
     def say_absent(self) -> None:
         steps = self._decided("", is_absent=True)

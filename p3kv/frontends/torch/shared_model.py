@@ -420,13 +420,15 @@ def trained_by(parameters: Sequence[torch.Tensor]) -> Optional[Steps]:
 
 def _finish() -> None:
     """Before the worker leaves: all values come, or the script has failed."""
+    has_failed = this_process.give_up_if_script_failed()
+    if not has_failed:
+        with suppress(P3Error):
+            push_owed()
     for of_steps, of_shared in reversed(_ALL):
         steps, shared = of_steps(), of_shared()
         if steps is None or shared is None:
             continue
-        if not this_process.give_up_if_script_failed():
-            with suppress(P3Error):
-                push_owed()
+        if not has_failed:
             shared.worker.script_ends()
             with suppress(P3Error):  # which the worker tells
                 steps.settle()

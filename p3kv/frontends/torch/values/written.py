@@ -76,10 +76,10 @@ class Written:
         return False
 
     def shows_late(self) -> bool:
-        """Whether the script has written to a weight since its gradient is complete. No value may
-        be under way, as in the first step."""
+        """Whether the script has written to a weight since its gradient is complete, as far as that
+        shows without a comparison but in the first steps. No value may be under way."""
         return any(
-            one.parameter._version != one.value_version or is_written(one)
+            one.parameter._version != one.value_version or (self._compares_all and is_written(one))
             for one in self._every
             if one.parameter.requires_grad
         )
