@@ -1042,7 +1042,7 @@ def what_needs_torch_s_reducer_torch_trains() -> None:
     hooked, powered, apart, ours = (
         Own(small(3)),
         DDP(small()),
-        DDP(small(7), None, None, 0, True, True, alone),
+        DDP(small(7), process_group=alone),
         DDP(small(4)),
     )
     hooked.register_comm_hook(None, twice)

@@ -34,8 +34,6 @@ from p3kv.worker import this_process
 
 _log = logging.getLogger("p3kv")
 
-_DELAYS = ("delay_all_reduce_named_params", "param_to_hook_all_reduce")
-"""Arguments that say when torch's reducer averages which gradients."""
 _SHARDS = {"DTensor", "FlatParameter"}
 """Names of torch's classes of parameters of which each worker has a part."""
 _CODECS = {
@@ -59,12 +57,6 @@ class DistributedDataParallel(TorchParallel):
     """
 
     is_p3kv_s = True
-
-    def __init__(self, module: torch.nn.Module, *arguments: Any, **named: Any) -> None:
-        if all(named.get(name) is not None for name in _DELAYS):
-            named = {name: value for name, value in named.items() if name not in _DELAYS}
-        _refuse_shards(module.parameters())
-        super().__init__(module, *arguments, **named)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         self._called(inputs, named)
@@ -146,6 +138,12 @@ class DistributedDataParallel(TorchParallel):
             _ATTACHED.add(self)
             self._passing_sync_batchnorm_handle(self.module)
 
+    def _register_delay_all_reduce_hook(self, **_: Any) -> None:
+        """torch's averages some gradients later, and its reducer ignores them."""
+        ignored = getattr(self.module, "_ddp_params_and_buffers_to_ignore", ())
+        self.parameters_to_ignore = {*ignored}
+        self._delay_all_reduce_params.clear()
+
     def be_torch_s(self, reason: str) -> None:
         """Has torch train the model, by the class that the script has asked for. Raises
         NotSupportedError where p3kv has begun to."""
@@ -217,7 +215,7 @@ class WrappedOptimizer(Optimizer):
         """A model is called, as in `Passes.called`."""
         has_passed = isinstance(self._steps, AverageSteps) and self._steps.has_passed
         if has_passed and isinstance(self, NoOptimizer):
-            self.step()
+            self.step()  # which nobody else does
         if self._passes.called(model, is_fed, syncs):
             self._steps.adds_up()
 
@@ -561,6 +559,9 @@ def _new_parallel(kind: Type[TorchParallel], *arguments: Any, **named: Any) -> T
             names = {"__module__": kind.__module__}
             _classes[kind] = type(kind.__name__, (kind, DistributedDataParallel), names)
         kind = _classes[kind]
+    module = named.get("module", *arguments[:1])
+    if isinstance(module, torch.nn.Module):
+        _refuse_shards(module.parameters())
     made: TorchParallel = object.__new__(kind)
     return made
 
