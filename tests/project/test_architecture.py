@@ -155,7 +155,7 @@ BUDGETS = {
     "common": (1400, 13),
     "config": (1235, 7),
     "consistency": (515, 4),
-    "frontends/torch": (10402, 52),
+    "frontends/torch": (10403, 52),
     "processes": (2370, 12),
     "report": (1340, 9),
     "scheduler": (2284, 9),
