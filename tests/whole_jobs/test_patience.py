@@ -64,7 +64,8 @@ def test_a_worker_whose_gradient_is_on_its_way_is_told_that_it_is_the_network() 
     waits = "worker [01] has not pushed .* for which worker [01] waited"
     assert re.search(f"{waits}.* Its own output may say why. All workers must", workers[0]), outputs
     assert re.search(f"{waits}.* This worker has pushed it: it is on its way", workers[1]), outputs
-    assert "All workers must" not in workers[1], outputs
+    # Of the other one it may have heard before, on a busy machine.
+    assert "That is this worker" not in workers[1], outputs
 
 
 @pytest.mark.skipif(missing_requirements() is not None, reason=str(missing_requirements()))
