@@ -200,6 +200,13 @@ def test_gradients_that_have_no_mean_are_refused_late(settings: Dict[str, str]) 
     assert result.output.count("right: ") == 2, result.output
 
 
+def test_a_clipped_gradient_without_a_mean_is_refused_where_a_pass_adds_to_it() -> None:
+    settings = {"P3KV_GRADIENT_CODEC": "topk:share=0.1"}
+    result = launched("torch_read_late.py", "a_clipped_one_that_stays_is_refused", **settings)
+    assert result.code == 0, result.output
+    assert result.output.count("right: ") == 2, result.output
+
+
 @pytest.mark.parametrize(
     ("check", "settings"),
     [

@@ -53,6 +53,14 @@ def mean_of(twin: nn.Module, step: int, loss: Loss = loss_of) -> None:
         (loss(twin, batch(step, rank)) / WORKERS).backward()
 
 
+def both_pass(step: int, model: nn.Module, twin: nn.Module, *optimizers: Any) -> None:
+    """A pass of the model, and of all workers' models by the twin, with new gradients."""
+    for one in optimizers:
+        one.zero_grad()
+    loss_of(model, batch(step, dist.get_rank())).backward()
+    mean_of(twin, step)
+
+
 def a_wrapper_is_torch_s() -> None:
     model = DDP(small(), bucket_cap_mb=1, find_unused_parameters=True, static_graph=True)
     assert isinstance(model, nn.parallel.DistributedDataParallel)
@@ -255,10 +263,7 @@ def gradients_in_parts_leave_when_they_are_complete() -> None:
     twin = copy.deepcopy(wrapped.module)
     made, alone = sgd(wrapped), sgd(twin)
     for step in range(5):
-        made.zero_grad()
-        alone.zero_grad()
-        loss_of(wrapped, batch(step, dist.get_rank())).backward()
-        mean_of(twin, step)
+        both_pass(step, wrapped, twin, made, alone)
         made.step()
         alone.step()
     same(wrapped.module, twin)
@@ -925,10 +930,7 @@ def rates_change_between_backward_and_step() -> None:
         twin = copy.deepcopy(wrapped.module)
         made, alone = sgd(wrapped), sgd(twin)
         for step in range(6):
-            made.zero_grad()
-            alone.zero_grad()
-            loss_of(wrapped, batch(step, dist.get_rank())).backward()
-            mean_of(twin, step)
+            both_pass(step, wrapped, twin, made, alone)
             norms = [
                 nn.utils.clip_grad_norm_(one.parameters(), 0.05) for one in (wrapped, twin) if clips
             ]
@@ -955,10 +957,7 @@ def rates_change_there_later_than_in_the_first_step() -> None:
         made, alone = sgd(wrapped), sgd(twin)
         schedules = [torch.optim.lr_scheduler.StepLR(one, 3, 0.5) for one in (made, alone)]
         for step in range(8):
-            made.zero_grad()
-            alone.zero_grad()
-            loss_of(wrapped, batch(step, dist.get_rank())).backward()
-            mean_of(twin, step)
+            both_pass(step, wrapped, twin, made, alone)
             for one, schedule in zip((made, alone), schedules):
                 if how == "by hand":
                     one.param_groups[0]["lr"] = 0.1 * (step + 1 if step < 4 else 8 - step)
@@ -983,10 +982,7 @@ def a_step_is_clipped_by_torch_s_function() -> None:
         alone = sgd(twin)
         other = nn.Linear(4, 4)
         for step in range(5):
-            made.zero_grad()
-            alone.zero_grad()
-            loss_of(wrapped, batch(step, dist.get_rank())).backward()
-            mean_of(twin, step)
+            both_pass(step, wrapped, twin, made, alone)
             found = nn.utils.clip_grad_norm_(wrapped.parameters(), 0.1)
             expected = nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
             made.step()
@@ -1006,10 +1002,7 @@ def each_worker_keeps_a_part_of_the_states() -> None:
     alone = torch.optim.AdamW(twin.parameters(), lr=0.05)
     schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in (made, alone)]
     for step in range(6):
-        made.zero_grad()
-        alone.zero_grad()
-        loss_of(wrapped, batch(step, dist.get_rank())).backward()
-        mean_of(twin, step)
+        both_pass(step, wrapped, twin, made, alone)
         for model in (wrapped, twin):
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         made.step()
@@ -1090,10 +1083,7 @@ def gradients_leave_when_they_are_ready_also_those_that_torch_would_delay() -> N
     twin = copy.deepcopy(module)
     made, alone = sgd(model), sgd(twin)
     for step in range(3):
-        made.zero_grad()
-        alone.zero_grad()
-        loss_of(model, batch(step, dist.get_rank())).backward()
-        mean_of(twin, step)
+        both_pass(step, model, twin, made, alone)
         made.step()
         alone.step()
     same(module, twin)
@@ -1160,10 +1150,7 @@ def workers_update_by_the_setting() -> None:
     twin = copy.deepcopy(wrapped.module)
     made, alone = sgd(wrapped), sgd(twin)
     for step in range(6):
-        made.zero_grad()
-        alone.zero_grad()
-        loss_of(wrapped, batch(step, dist.get_rank())).backward()
-        mean_of(twin, step)
+        both_pass(step, wrapped, twin, made, alone)
         if step == 3:
             for one, other in zip(wrapped.parameters(), twin.parameters()):
                 torch.testing.assert_close(one.grad, other.grad)

@@ -386,6 +386,17 @@ def what_has_no_mean_is_refused() -> None:
             refused(ONLY, it.weights[0].grad.norm)
 
 
+def a_clipped_one_that_stays_is_refused() -> None:
+    """A pass is to add to its mean."""
+    it = Training(small())
+    for step in range(2):
+        it.optimizer.zero_grad()
+        it.backward(step)
+        nn.utils.clip_grad_norm_(it.weights, 0.1)
+        it.optimizer.step()
+    refused("which was clipped, so it is to be the clipped mean", it.backward, 2)
+
+
 def sparse_ones_are_refused() -> None:
     torch.manual_seed(8)
     model = DDP(nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Linear(3, 2)))
@@ -415,7 +426,7 @@ CHECKS: List[Callable[[], None]] = [
     older_ones_are_refused,
     sparse_ones_are_refused,
 ]
-BY_THEMSELVES = [what_has_no_mean_is_refused]
+BY_THEMSELVES = [what_has_no_mean_is_refused, a_clipped_one_that_stays_is_refused]
 
 
 def main() -> None:

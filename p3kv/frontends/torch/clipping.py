@@ -161,10 +161,8 @@ class Clipping:
     @property
     def voted_max_norm(self) -> Optional[float]:
         """To what the step is clipped, if it can be dropped still, since workers vote on it."""
-        has_votes = self._is_clipped and self._steps.has_votes
-        if not has_votes or self._has_said or len(self.factors) > 1:
-            return None
-        return self._last[0] / self._workers
+        is_open = self._is_clipped and self._steps.has_votes and not self._has_said
+        return self._last[0] / self._workers if is_open and len(self.factors) < 2 else None
 
     def drop(self) -> None:
         """Has servers drop the step, all gradients of which have left, as all workers say. There

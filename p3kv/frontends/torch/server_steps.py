@@ -390,17 +390,21 @@ class ServerSteps(CommonSteps):
             self._given_way(why)
 
     def _have_means(self) -> None:
-        """Has gradients be means to which a pass is to add after they were clipped."""
+        """Has gradients be means to which a pass is to add after they were clipped. Raises
+        NotSupportedError where one can't be."""
         with self._becoming, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             for _, weight in self._of.values():
                 gradient = weight.parameter.grad
-                if gradient is None:
+                own = None if gradient is None else weight.leaving or watcher_of(gradient)
+                if isinstance(own, Leaving) and own.change(gradient) is not None:
                     continue
-                own = weight.leaving or watcher_of(gradient)
-                if isinstance(own, Past) or (
-                    isinstance(own, Leaving) and own.change(gradient) is None
-                ):
-                    self._becomes_mean(own)
+                why = self._becomes_mean(own) if isinstance(own, (Leaving, Past)) else ""
+                if why and gradient is not None and gradient.any():
+                    raise NotSupportedError(
+                        f"a backward pass adds to the gradient of '{weight.name}', which was "
+                        "clipped, so it is to be the clipped mean, and can't be: "
+                        f"{why}. Zero it after step(), or set P3KV_UPDATES=workers"
+                    )
 
     def _given_way_if_local(self) -> Optional[AverageSteps]:
         """What makes steps from this one on, if all its passes were in `no_sync`: its gradients are
@@ -458,10 +462,8 @@ class ServerSteps(CommonSteps):
                 leaving.check(one.grad)
             if leaving.factors is not None:  # it is a mean, which others may lack
                 return None
-        if left_out:
-            why = "the script leaves out gradients"
-        else:
-            why = _WRITES if writes else "the script changes the optimizer's param_groups"
+        why = _WRITES if writes else "the script changes the optimizer's param_groups"
+        why = "the script leaves out gradients" if left_out else why
         steps = self._taken_back(f"{why} between clipping and step")
         if steps is not None:
             for one, gradient in left_out:

@@ -89,9 +89,8 @@ class Written:
         left, as far as that shows: its next value is under way."""
         for bucket in buckets:
             for weight in bucket.weights if bucket.pushed else ():
-                parameter = weight.parameter
-                has_count = parameter.requires_grad and not weight.is_table
-                if parameter._version != weight.value_version and has_count:
+                one, counts = weight.parameter, not weight.is_table
+                if one._version != weight.value_version and one.requires_grad and counts:
                     raise _lost(weight)
         turn, before = self._turn, self._turn_value
         if turn is not None and before is not None:
