@@ -141,6 +141,17 @@ class Job:
         """Whether a loss was seen that may end the job, and other witnesses may still report."""
         return self.failure is None and bool(self._losses)
 
+    @property
+    def has_followers(self) -> bool:
+        """Whether a script has ended because it lost another process: whose connection to the
+        scheduler has ended, too, does not come back."""
+        return self._losses.has_followers
+
+    @property
+    def knows_followed(self) -> bool:
+        """Whether it shows which process that was."""
+        return self.failure is None and self._losses.knows_followed
+
     def node(self, identity: bytes) -> Optional[Node]:
         """The node with this identity, if it belongs to the job."""
         return self._members.node(identity)
@@ -275,6 +286,8 @@ class Job:
         return self._agreement.barrier(node, message)
 
     def _bye(self, node: Node) -> Replies:
+        if node.gone:  # it has said why
+            return []
         self._members.left(node)
         if self.failure is not None:
             return []
@@ -290,7 +303,10 @@ class Job:
             failure = msgspec.structs.replace(failure, rank=self._members.rank_of(node))
         if not message.second_hand:
             return self.fail(failure)
-        self._losses.lost_by_peer(failure, node)
+        if failure.rank == self._members.rank_of(node) and failure.role == node.hello.role:
+            self._losses.script_followed(failure, node)
+        else:
+            self._losses.lost_by_peer(failure, node)
         return []
 
     def _out_of_protocol(self, node: Node, reason: str) -> Failure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 from p3kv.common import words
 from p3kv.scheduler.membership import Membership, Node
@@ -75,6 +75,8 @@ class Losses:
         self._lost: List[Tuple[Node, float]] = []
         self._silent: List[str] = []
         self._ends: List[PartEnded] = []
+        self._followers: Set[Tuple[str, int]] = set()
+        """Whose scripts have ended because they lost another process, as they say."""
 
     def __bool__(self) -> bool:
         return bool(self._suspects or self._lost or self._ends)
@@ -83,6 +85,18 @@ class Losses:
     def silent(self) -> List[str]:
         """Role and rank of processes that had stopped answering when their connection ended."""
         return list(self._silent)
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether scripts have ended because they lost another process, as they say."""
+        return bool(self._followers)
+
+    @property
+    def knows_followed(self) -> bool:
+        """Whether another process has ended than these."""
+        others = {*self._suspects, *((end.role, end.rank) for end in self._ends)}
+        lost = any(not node.gone for node, _ in self._lost)
+        return self.has_followers and (lost or bool(others - self._followers))
 
     def lost(self, node: Node, silent_s: float) -> None:
         """Note that a node's connection ended, `silent_s` after the node was last heard of."""
@@ -96,6 +110,13 @@ class Losses:
         if suspect.report is None:
             reason = f"{failure.reason} (seen by {self._members.called(witness)})"
             suspect.report = Failure(reason, failure.role, failure.rank, hint=failure.hint)
+
+    def script_followed(self, failure: Failure, node: Node) -> None:
+        """Note that a node's script has ended because a connection of its own to another process
+        has, as a process group's: any other loss counts before it."""
+        self._suspect(failure.role, failure.rank).report = failure
+        self._followers.add((failure.role, failure.rank))
+        self._members.left(node)
 
     def link_ended(self, failure: Failure) -> None:
         """Note the round in which a data connection to the process of `failure` has ended."""
@@ -112,7 +133,9 @@ class Losses:
         """Return why the job ends, if any of the losses is a reason.
 
         Of several processes, one that has ended counts before one that the scheduler can't reach,
-        and that before one to which only a peer has lost its connection.
+        and that before one to which only a peer has lost its connection. One whose script has
+        ended because it lost another counts last, and a server, which may be beside a worker and
+        end with it, after workers.
         """
         for lost, silent_s in self._lost:
             if not lost.gone:
@@ -129,13 +152,15 @@ class Losses:
             elif not node.gone:
                 self._members.left(node)
                 self._accuse(end, _WITHOUT_LEAVING if end.code == 0 else "")
-            elif end.code != 0:
+            elif end.code != 0 and (end.role, end.rank) not in self._followers:
                 self._accuse(end, _LEFT)
         self._ends.clear()
-        suspects = list(self._suspects.values())
-        if not suspects:
+        every = self._suspects
+        if not every:
             self._lost.clear()
             return None
+        suspects = [one for who, one in every.items() if who not in self._followers]
+        suspects = sorted(suspects or every.values(), key=lambda one: one.role == "server")
         ended = [one for one in suspects if one.end is not None]
         unreached = [one for one in suspects if one.silent_s is not None]
         guilty = (ended or unreached or suspects)[0]

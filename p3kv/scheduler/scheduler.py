@@ -89,6 +89,10 @@ _HANDSHAKE_MS = 5000
 """A connection that does not complete ZeroMQ's handshake is closed after this time."""
 _BLAME_PATIENCE_S = 0.5
 """How long to wait for a lost node's peers: they know its round, or what it did wrong."""
+_FOLLOWED_S = 0.05
+"""The same where a script says that it has lost another process, and one is lost: launchers end all
+others soon. Servers beside a worker end with it, or shortly before the kernel has closed its
+connections."""
 _FAREWELL_S = 3.0
 """How long a failed job's nodes get to say Bye."""
 
@@ -343,9 +347,9 @@ class _Scheduler:
         launcher says that it has ended."""
         identity, now = self._sessions.node(connection), time.monotonic()
         if identity is not None:
-            waits_s = (
-                0.0 if self._job.failure is not None else self._silences.waits_s(identity, now)
-            )
+            node = self._job.node(identity)
+            is_over = self._job.failure is not None or (node is not None and node.gone)
+            waits_s = 0.0 if is_over else self._silences.waits_s(identity, now)
             self._sessions.ended(connection, now, waits_s)
 
     def _lost(self, identity: bytes, ended_at: float) -> None:
@@ -373,9 +377,8 @@ class _Scheduler:
 
     def _check_clock(self) -> None:
         now = time.monotonic()
-        for identity, ended_at in self._sessions.lost(
-            now if self._job.failure is None else math.inf
-        ):
+        nobody_returns = self._job.failure is not None or self._job.has_followers
+        for identity, ended_at in self._sessions.lost(math.inf if nobody_returns else now):
             self._lost(identity, ended_at)
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
@@ -384,11 +387,12 @@ class _Scheduler:
             self._send(self._job.look(now, self._settings.warn_after_s))
         if not self._job.undecided:
             self._judge_at = None
-        elif self._judge_at is None:
-            self._judge_at = now + _BLAME_PATIENCE_S
-        elif now >= self._judge_at:
+        elif self._judge_at is not None and now >= self._judge_at:
             self._judge_at = None
             self._send(self._job.judge())
+        else:
+            patience_s = _FOLLOWED_S if self._job.knows_followed else _BLAME_PATIENCE_S
+            self._judge_at = min(self._judge_at or math.inf, now + patience_s)
         arriving = not self._job.assembled and self._job.failure is None
         timeout_s = self._settings.rendezvous_timeout_s
         if arriving and now >= self._last_arrival + timeout_s:

@@ -37,7 +37,10 @@ _libraries: Tuple[str, ...] = ("p3kv",)
 """Packages whose lines in a traceback are not the user's."""
 _advice_for: Callable[[BaseException], str] = lambda error: ""  # noqa: E731
 """Function that gives advice on an error of a framework's own."""
-
+_LOST_ANOTHER = (
+    "connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited",
+)  # fmt: skip
+"""What the system, gloo and NCCL say where another process has ended."""
 _EARLY = 100
 """Priority of functions at the end of a child: before those of data loaders, which have none."""
 _LAST = -100
@@ -168,7 +171,8 @@ def give_up_if_script_failed() -> bool:
     if error is not None:
         advice = _advice_for(error)
         what_to_do = f" ({advice})" if advice else ""
-        _worker.abort(f"its script ended with {in_one_line(error)}{what_to_do}")
+        follows = any(words in str(error).lower() for words in _LOST_ANOTHER)
+        _worker.abort(f"its script ended with {in_one_line(error)}{what_to_do}", follows)
     elif _exit_reason:
         _worker.abort(f"its script ended with {_exit_reason}")
     else:

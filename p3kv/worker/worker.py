@@ -178,12 +178,13 @@ class Worker(JobMember, Node):
             self.control.send(ReportFailure(failure))
             raise failure.to_error() from error
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, follows: bool = False) -> None:
         """End the job for a reason, which all processes hear; transfers under way, and those that
-        begin until `close`, end with an error."""
+        begin until `close`, end with an error. `follows`: the reason is perhaps only that another
+        process has ended."""
         if self.failure is None and not self.has_left:
             failure = Failure(reason, "worker", self.rank, self.known_round(), "P3Error")
-            self.control.send(ReportFailure(failure))
+            self.control.send(ReportFailure(failure, second_hand=follows))
             # Sent first, so that no process sees these connections end before it knows the reason.
             self.control.close()
             self.loop.call_soon(self._fail, failure.to_error())

@@ -78,6 +78,14 @@ def test_on_one_host_a_job_starts_again_without_a_secret(tmp_path: Path) -> None
     assert result.output.count("of 2 has trained") == 2, result.output
 
 
+def test_a_rank_that_is_killed_is_named_where_another_s_process_group_finds_it_gone() -> None:
+    ddp = ["-m", "p3kv.ddp", str(SCRIPTS / "torch_killed.py")]
+    result = run([_TORCHRUN, "--nproc-per-node", "2", *ddp], environment(P3KV_SECRET=""), JOB_S)
+    assert result.code and "onnection" in result.output, result.output
+    named = re.findall(r"p3kv scheduler: (\w+ \d)", result.output)
+    assert named in (["worker 1"], []), result.output  # torchrun may end the scheduler before
+
+
 def test_a_rank_says_what_it_waits_for_where_the_store_does_not_answer() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as nobody:
         port = nobody.getsockname()[1]

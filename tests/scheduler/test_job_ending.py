@@ -171,6 +171,46 @@ def test_of_a_lost_process_the_launcher_knows_the_end_and_the_peers_the_round() 
     assert "out-of-memory" in failure.hint
 
 
+def script_lost_another(job: Job, rank: int) -> None:
+    """A script ends since its process group has lost a rank, and its worker says goodbye."""
+    reason = "its script ended with RuntimeError: Connection reset by peer"
+    report = ReportFailure(Failure(reason, "worker", rank, 7), second_hand=True)
+    assert job.handle(worker(rank), report) == []
+    assert job.handle(worker(rank), Bye()) == []
+    assert job.undecided and job.has_followers and not job.ended
+
+
+def test_a_script_that_has_lost_another_process_is_not_named_before_that() -> None:
+    job = running()
+    script_lost_another(job, 0)
+    assert not job.knows_followed
+    for identity in (server(1), worker(1)):  # which was beside the worker
+        node = job.node(identity)
+        assert node is not None
+        job.lost(node, silent_s=1.0)
+    assert job.knows_followed
+    failure = aborted(job.judge(), "its process ended without a word", PeerLostError)
+    assert (failure.role, failure.rank) == ("worker", 1)
+
+
+def test_of_two_ended_processes_that_whose_script_had_lost_another_is_not_named() -> None:
+    job = running()
+    script_lost_another(job, 0)
+    job.process_ended(PartEnded("worker", 0, 1, ""))
+    assert not job.knows_followed
+    job.process_ended(PartEnded("worker", 1, 137, "SIGKILL"))
+    assert job.knows_followed
+    failure = aborted(job.judge(), "its process was killed by SIGKILL", PeerLostError)
+    assert (failure.role, failure.rank) == ("worker", 1)
+
+
+def test_a_script_that_has_lost_another_process_is_named_where_nobody_is_lost() -> None:
+    job = running()
+    script_lost_another(job, 0)
+    failure = aborted(job.judge(), "its script ended with RuntimeError", PeerLostError)
+    assert (failure.role, failure.rank) == ("worker", 0)
+
+
 def test_a_process_that_was_silent_is_not_said_to_have_ended() -> None:
     job = running()
     node = job.node(worker(1))

@@ -234,7 +234,8 @@ class ReportFailure(Message, frozen=True):
 
     failure: Failure
     second_hand: bool = False
-    """The node only saw a connection end; a node that knows the cause counts before it."""
+    """The node only saw a connection end, or, where `failure` is its own, its script did; a node
+    that knows the cause counts before it."""
 
 
 class LinkEnded(Message, frozen=True):
