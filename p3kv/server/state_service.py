@@ -116,7 +116,10 @@ class StateService:
         else:
             _check_member(header, key)
             optimizer = key.plan.optimizer
-            state = None if optimizer is None else key.copied_state(optimizer, whole, header.member)
+            before = header.round if header.flags & header.BEFORE else None
+            state = None
+            if optimizer is not None:
+                state = key.copied_state(optimizer, whole, header.member, before)
             plain = None if state is None else PlainState(state.elements, state.numbers)
         queue_state(
             connection.writer, self._rank, header.key, header.round, plain, whole, header.member

@@ -11,7 +11,9 @@ from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
 
 
-def states_of(store: WorkerStore, key: WorkerKey, whole: bool, member: int = 0) -> List[State]:
+def states_of(
+    store: WorkerStore, key: WorkerKey, whole: bool, member: int = 0, before: bool = False
+) -> List[State]:
     """The states of the key's servers, in the order of the elements; of one that needs whole
     tensors (`whole`), and of a bucket's tensor, there is one. None if the optimizer remembers
     nothing of the key.
@@ -20,7 +22,7 @@ def states_of(store: WorkerStore, key: WorkerKey, whole: bool, member: int = 0) 
     """
     return [
         State(dict(part.elements), dict(part.numbers))
-        for part in store.optimizer_state(key, whole, member)
+        for part in store.optimizer_state(key, whole, member, before)
         if part is not None
     ]
 

@@ -91,6 +91,8 @@ class StateHeader(RoundHeader, frozen=True):
     """Flag: the optimizer needs whole tensors, and has one state for the key."""
     MEAN = 8
     """Flag of STATES: a worker asks for the mean gradient of the round, and not for the state."""
+    BEFORE = 16
+    """Flag of STATES: for the state before the round."""
     member: int = 0
     """Of a bucket: the number of the tensor whose state it is, from 1."""
 

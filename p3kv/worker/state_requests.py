@@ -65,13 +65,14 @@ class StateRequests:
         round: int,
         whole: bool,
         member: int = 0,
-        mean: bool = False,
+        asks: int = 0,
     ) -> None:
-        """Ask for a key's states after a round, or for its `mean` gradient; the answer has them by
-        server. `whole`: of a whole tensor. `member` as in `StateHeader`."""
+        """Ask for a key's states after a round, or, by `asks`, a flag of `StateHeader`, for its
+        mean gradient or the states before it; the answer has them by server. `whole`: of a whole
+        tensor. `member` as in `StateHeader`."""
         servers = [server for server, _ in key.runs]
         self._begin(_Request(Kind.STATE, key, round, whole, servers, answer, member))
-        flags = (StateHeader.WHOLE_TENSOR if whole else 0) | (StateHeader.MEAN if mean else 0)
+        flags = (StateHeader.WHOLE_TENSOR if whole else 0) | asks
         header = StateHeader(
             Kind.STATES, self._rank, flags, key=key.key_id, round=round, member=member
         )

@@ -19,6 +19,7 @@ from p3kv.config import Settings
 from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, KeyMismatchError
 from p3kv.slicing import BUCKET
+from p3kv.wire.fields import StateHeader
 from p3kv.wire.messages import (
     MAX_STORE,
     CodecChoices,
@@ -138,8 +139,8 @@ class WorkerStore:
         keys: its value is a sum, no codec encodes it, and servers' checkpoints do not have it.
         `same_name`: all workers must call it the same, which `has_optimizer` checks. `initial`: how
         servers make its initial rows, which nobody pushes then. `members`: the tensors of a bucket,
-        if it is one. `keeps_means`: servers keep the mean gradient of its last round, if
-        the job's rule and codecs have one.
+        if it is one. `keeps_means`: servers keep the mean gradient of its last round, if the job's
+        rule and codecs have one, and the optimizer's state before it.
 
         Raises KeyMismatchError if they do not, and the other workers learn it too; ConfigError for
         a layout that is not known here, and what `combine` raises.
@@ -305,15 +306,16 @@ class WorkerStore:
         self._call_soon(self._data_plane.steps.send_settings, from_step, message, self.number)
 
     def optimizer_state(
-        self, key: WorkerKey, whole: bool, member: int = 0
+        self, key: WorkerKey, whole: bool, member: int = 0, before: bool = False
     ) -> List[Optional[PlainState]]:
         """States that the servers' optimizer has of a key, in the order of the key's runs; `whole`
         where it needs whole tensors. `member`: that of a bucket's tensor with this number, from 1.
+        `before`: as they were before this worker's last round, of a key that keeps means.
 
         Waits until all rounds have ended that this worker has pushed. All its pushes must have been
         sent. The other workers need not call anything.
         """
-        return self._states(key, whole, member)
+        return self._states(key, whole, member, StateHeader.BEFORE if before else 0)
 
     def mean_gradient(self, key: WorkerKey) -> Tuple[Optional[np.ndarray], int]:
         """The mean of all workers' gradients of this worker's last round of a key that keeps means,
@@ -323,16 +325,16 @@ class WorkerStore:
         Waits until all workers' gradients are there, also those of a step that is held. From any
         thread; the other workers need not call anything.
         """
-        parts = [one for one in self._states(key, mean=True) if one is not None]
+        parts = [one for one in self._states(key, asks=StateHeader.MEAN) if one is not None]
         found = [one.elements[MEAN] for one in parts if MEAN in one.elements]
         return np.concatenate(found) if found else None, parts[0].numbers[LACKING]
 
     def _states(
-        self, key: WorkerKey, whole: bool = False, member: int = 0, mean: bool = False
+        self, key: WorkerKey, whole: bool = False, member: int = 0, asks: int = 0
     ) -> List[Optional[PlainState]]:
         requests = self._data_plane.states
         with requests.asking:
-            answer = self._job.ask(requests.ask, key, key.round, whole, member, mean)
+            answer = self._job.ask(requests.ask, key, key.round, whole, member, asks)
             states = answer.result()
         return [states[server] for server, _ in key.runs]
 

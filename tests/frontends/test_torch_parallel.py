@@ -136,6 +136,24 @@ def test_passes_that_add_up_from_a_later_step_on_have_workers_update_held_steps(
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+def test_what_a_script_does_first_in_a_later_step_is_as_with_torch_s_own() -> None:
+    """Servers have updated by then, and workers go on from the states before: gradients, weights or
+    rates that the script changes, steps that it leaves out, a second loss, states that it reads."""
+    script = SCRIPTS / "torch_late_changes.py"
+    expected, found = losses(script), losses(script, "-m", "p3kv.ddp", P3KV_SLICE_SIZE=3000)
+    assert len(expected) == 580
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_wrappers_optimizers_and_methods_of_public_scripts_train_as_with_torch_s_own() -> None:
+    """Their subclasses, one optimizer around another, parameters of each rank's own, steps that
+    were bound before p3kv is attached, and scaled steps that are left out."""
+    script = SCRIPTS / "torch_habits.py"
+    expected, found = losses(script), losses(script, "-m", "p3kv.ddp")
+    assert len(expected) == 698
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_buffers_are_each_rank_s_own_between_a_step_and_the_next_pass() -> None:
     script = SCRIPTS / "torch_statistics.py"
     expected, found = losses(script), losses(script, "-m", "p3kv.ddp")

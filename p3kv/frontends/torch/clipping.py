@@ -116,6 +116,9 @@ class Clipping:
         self._is_clipped = True
         self._steps.drops_nonfinite |= drops_nonfinite
         self._end(max_norm * self._workers)
+        for outcome in self._outcomes:
+            if isinstance(outcome, LateOverflow):  # the script may leave out the step, and ask
+                outcome.comes(self._steps.norm())
         norm = LateNorm(self._steps.norm(), self._workers, max_norm)
         self._late.append(norm)
         self.factors.append(norm)
@@ -159,10 +162,9 @@ class Clipping:
         return self._steps.clips and not (self._is_clipped or self._has_said or self.factors)
 
     @property
-    def voted_max_norm(self) -> Optional[float]:
-        """To what the step is clipped, if it can be dropped still, since workers vote on it."""
-        is_open = self._is_clipped and self._steps.has_votes and not self._has_said
-        return self._last[0] / self._workers if is_open and len(self.factors) < 2 else None
+    def can_be_voted_down(self) -> bool:
+        """Whether the step is clipped, and can be dropped still, since workers vote on it."""
+        return self._is_clipped and self._steps.has_votes and not self._has_said
 
     def drop(self) -> None:
         """Has servers drop the step, all gradients of which have left, as all workers say. There
@@ -263,6 +265,8 @@ class Late(Watcher):
         if not self._is_late:
             return
         if self._of is None:
+            self._is_early()
+        if self._of is None:
             raise NotSupportedError(
                 f"{self._called} is known only after opt.step(), when all workers have called it: "
                 "read it then"
@@ -274,6 +278,9 @@ class Late(Watcher):
                     self.tensor.fill_(self._made_of(number))
                 unwatch(self, (self.tensor,))
                 self._is_late = False
+
+    def _is_early(self) -> None:  # noqa: B027
+        """The script asks for it before the step has ended."""
 
     @abstractmethod
     def _made_of(self, number: Any) -> Union[float, bool]:
@@ -312,8 +319,14 @@ class LateFlag(Late):
 class LateOverflow(Late):
     """Whether a sum of gradients is not finite, as a number, which torch's scalers want."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_early: Optional[Callable[[], object]] = None) -> None:
+        """`on_early()` may say it when the script asks before the step has ended."""
         super().__init__(torch.zeros((), device="cpu"), "whether gradients have overflowed")
+        self._on_early = on_early
+
+    def _is_early(self) -> None:
+        if self._on_early is not None:
+            self._on_early()
 
     def _made_of(self, number: float) -> float:
         return float(not math.isfinite(number))

@@ -59,6 +59,8 @@ class Exchange:
         """Whether these gradients leave."""
         self.on_use: Optional[WeakMethod[OnUse]] = None
         """Told of each use of a gradient that the script makes."""
+        self.sees_weights = False
+        """Whether what the script does to weights between `backward` and `step` is seen."""
         self._enters = False
         """Whether weights are read unseen, and modules that have them wait when they are called."""
         self._pushing = threading.RLock()
@@ -123,6 +125,8 @@ class Exchange:
             )
             weight.leaving = Leaving(weight, gradient, bucket.wait, keeps_copy=has_aliases)
             weight.leaving.on_use = self.on_use
+            if self.sees_weights:
+                bucket.open(weight)
             if self._order is not None:
                 self._order.append(weight)
 
@@ -130,9 +134,9 @@ class Exchange:
         """Whether the script has written to a weight since the last step, as far as that shows."""
         return self._written.shows(self._buckets)
 
-    def written_late(self) -> bool:
-        """Whether it has since `backward`, in a step whose values are not under way."""
-        return self._written.shows_late()
+    def written_late(self, under_way: bool) -> bool:
+        """Whether it has since `backward`; `under_way`: the step's values may be."""
+        return self._written.shows_late(under_way)
 
     def check_kept(self) -> None:
         """Raises NotSupportedError where the script has written to a weight since its gradient has
@@ -217,9 +221,19 @@ class Exchange:
 
         bucket.copies.to_host(weight.parameter.detach() if trains else None, subtract)
 
+    def check_gradients(self) -> None:
+        """Raises NotSupportedError where a gradient has changed since `backward`."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for bucket in self._buckets:
+                for weight in bucket.weights:
+                    if weight.leaving is not None:
+                        weight.leaving.check(weight.parameter.grad)
+                    elif bucket.pushed and not self.leaves_out:
+                        _check_none(weight)
+
     def push_remaining(self, buckets: Iterable[Bucket]) -> None:
         """Has all gradients of the step leave that have not left, and says of which parameters this
-        worker has none. Raises NotSupportedError where one has changed since `backward`."""
+        worker has none."""
         self._begin_step()
         with torch._C.DisableTorchFunctionSubclass():  # gradients are of a class that is told
             for bucket in buckets:
@@ -229,16 +243,12 @@ class Exchange:
             self.asleep.settle()  # the norm is of all that is pushed in the step
 
     def _push_remaining(self, bucket: Bucket) -> None:
-        for weight in bucket.weights:
-            if weight.leaving is not None:
-                weight.leaving.check(weight.parameter.grad)
-            elif bucket.pushed:
-                if not self.leaves_out:
-                    _check_none(weight)
-            elif weight.parameter.grad is not None and not self.leaves_out:
-                self.note(bucket, (weight,), in_step=True)
         if bucket.pushed:
             return
+        for weight in bucket.weights:
+            gradient = weight.parameter.grad
+            if weight.leaving is None and gradient is not None and not self.leaves_out:
+                self.note(bucket, (weight,), in_step=True)
         if bucket.has_gradient:
             self.push(bucket, in_step=True)
         elif not bucket.asleep:

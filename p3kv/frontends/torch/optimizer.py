@@ -5,7 +5,19 @@ from __future__ import annotations
 import functools
 import math
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple, Type, Union
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Tuple,
+    Type,
+    Union,
+)
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -70,8 +82,14 @@ class Optimizer(torch.optim.Optimizer):
     """Whether the script takes `p.grad` for the mean of all workers'."""
     _orphans: List[torch.nn.Parameter] = []  # noqa: RUF012  never changed in place
     """Parameters of its models that no optimizer has: their gradients are to be means, too."""
+    _bare: List[torch.nn.Parameter] = []  # noqa: RUF012  never changed in place
+    """Its own that none of its models averages."""
     _scheduled = 0
     """How often schedulers of torch's have stepped, also where that changed no setting."""
+    _makes_own = False
+    """Whether the script's own step is under way."""
+    _has_made = False
+    """Whether the step that is called is made already."""
     _adds_up = False
     """Whether gradients add up, and do not leave: in `no_sync`."""
 
@@ -197,13 +215,35 @@ class Optimizer(torch.optim.Optimizer):
         Raises NotSupportedError where a gradient, or a setting of the optimizer, has changed after
         the first gradient had left.
         """
+        if self._makes_own:  # `super(type(self), self).step`, as a script's class has it
+            return super(class_of(self), self).step(closure)
         self._opt_called = True  # as schedulers have it, to see that steps are called before them
-        loss = self._steps.step(closure)
-        if self._trial is not None:
-            self._trial.end_step(self._steps.wait)
+        loss = None if self._has_made else self._steps.step(closure)
+        self._step_ends()
         return loss
 
     step._wrapped_by_lr_sched = True  # so they leave it as it is
+
+    def _step_ends(self) -> None:
+        """A step is made, or dropped."""
+        if self._trial is not None:
+            self._trial.end_step(self._steps.wait)
+
+    def step_scaled(self, found_inf: Iterable[torch.Tensor]) -> Any:
+        """Has servers make a step for a GradScaler, which is dropped where a number in `found_inf`
+        is not 0. Where something of the script's is in the place of `step`, as accelerate has it,
+        that is called as by torch: when it is known that the step is made."""
+        if "step" not in vars(self) or hasattr(self.step, "_wrapped_by_lr_sched"):
+            return self.step()
+        self._steps.step(None)
+        if any(one.item() for one in found_inf):
+            self._step_ends()
+            return None
+        self._has_made = True
+        try:
+            return self.step()
+        finally:
+            self._has_made = False
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -438,6 +478,12 @@ def _why_servers_can_t(
             f"of shape {tuple(orphans[0].shape)}, and DistributedDataParallel averages these, too "
             "(requires_grad_(False) leaves them out)"
         )
+    bare = [one for one in optimizer._bare if one.requires_grad] if averages else []
+    if bare:
+        return (
+            f"the optimizer has {len(bare)} parameters that no DistributedDataParallel averages, "
+            f"such as one of shape {tuple(bare[0].shape)}, so each worker trains its own"
+        )
     return None
 
 
@@ -495,7 +541,7 @@ def watch_scalers() -> None:
     def _maybe_opt_step(self: Any, optimizer: Any, state: Any, *given: Any, **named: Any) -> Any:
         steps = getattr(optimizer, "_steps", None)
         if isinstance(steps, ServerSteps) and steps.stays():
-            return optimizer.step(*given, **named)
+            return optimizer.step_scaled(state["found_inf_per_device"].values())
         return step(self, optimizer, state, *given, **named)
 
     GradScaler.scale = scale_and_note

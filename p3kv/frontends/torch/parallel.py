@@ -57,8 +57,20 @@ class DistributedDataParallel(TorchParallel):
     """
 
     is_p3kv_s = True
+    _awaits_backward = False
+    """Whether it was called with gradients, and nobody has said that `backward` is next."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        inputs, named = self._pre_forward(*inputs, **named)
+        return self._post_forward(self._run_ddp_forward(*inputs, **named))
+
+    def _run_ddp_forward(self, *inputs: Any, **named: Any) -> Any:
+        """What scripts' subclasses override, such as mmcv's."""
+        return self.module(*inputs, **named)
+
+    def _pre_forward(self, *inputs: Any, **named: Any) -> Any:
+        """What torch's does before the module is called, also by others than `forward`, as
+        torch.distributed's `replicate`."""
         self._called(inputs, named)
         if self.device_ids:
             device = torch.device(self.device_type, self.device_ids[0])
@@ -66,11 +78,22 @@ class DistributedDataParallel(TorchParallel):
                 inputs, named, device, self.use_side_stream_for_tensor_copies
             )
             inputs, named = moved[0], moved_named[0]
-        return self.module(*inputs, **named)
+        return inputs, named
+
+    def _post_forward(self, output: Any) -> Any:
+        return output
+
+    def backward_follows(self) -> None:
+        """The module was called. A script's subclass may do so in its own way, and not by
+        `forward`, as mmcv's with `train_step`; it tells the reducer alone."""
+        if not self._awaits_backward:
+            self._called((), {})
+        self._awaits_backward = False
 
     @torch._disable_dynamo
     def _called(self, inputs: Any, named: Any) -> None:
         has_gradients, syncs = torch.is_grad_enabled(), self.require_backward_grad_sync
+        self._awaits_backward = has_gradients
         attached = _ATTACHED.of(self) if has_gradients else _ATTACHED.found(self)
         if attached and has_gradients:
             is_fed = any(
@@ -83,8 +106,9 @@ class DistributedDataParallel(TorchParallel):
         push_owed(buffers)
         for one in buffers if has_gradients and syncs else ():
             one.owe()
-        if not (attached or any(one.requires_grad for one in self.module.parameters())):
-            # As a teacher, which no optimizer shares.
+        is_frozen = not any(one.requires_grad for one in self.module.parameters())
+        if not attached and (is_frozen or not (has_gradients or _ATTACHED.may_train(self))):
+            # As a teacher or an average, which no optimizer shares.
             if self.will_sync_module_buffers():
                 self._sync_buffers()
             self.require_forward_param_sync = has_gradients and syncs
@@ -128,7 +152,7 @@ class DistributedDataParallel(TorchParallel):
 
     def _ddp_init_helper(self, *arguments: Any, **named: Any) -> None:
         """torch's makes the reducer, which averages gradients."""
-        self.reducer, self.logger = _Reducer(arguments, named), None
+        self.reducer, self.logger = _Reducer(self, arguments, named), None
         ranks, every = self.process_group.size(), distributed.get_world_size()
         if self.mixed_precision is not None:
             self.be_torch_s("mixed_precision= needs torch's reducer (torch.autocast does not)")
@@ -174,13 +198,19 @@ class DistributedDataParallel(TorchParallel):
 
 
 class _Reducer:
-    """In place of torch's: what libraries tell it, such as Lightning, changes nothing."""
+    """In place of torch's, which libraries and scripts' subclasses tell what follows."""
 
-    def __init__(self, arguments: Any, named: Dict[str, Any]) -> None:
+    def __init__(
+        self, model: DistributedDataParallel, arguments: Any, named: Dict[str, Any]
+    ) -> None:
         """With what torch makes its own of."""
+        self._model = ref(model)
         self.arguments, self.named = arguments, named
 
-    def prepare_for_backward(self, outputs: List[torch.Tensor]) -> None: ...
+    def prepare_for_backward(self, outputs: List[torch.Tensor]) -> None:
+        model = self._model()
+        if model is not None:
+            model.backward_follows()
 
     def _rebuild_buckets(self) -> bool:
         return False
@@ -192,15 +222,11 @@ class WrappedOptimizer(Optimizer):
     _passes: Passes
     _expects_means = True
 
-    @torch._disable_dynamo
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        result = super().step(closure)
+    def _step_ends(self) -> None:
+        super()._step_ends()
         self._passes.step_ends()
         if self._passes.steps == 1:
             _log.info("trained by p3kv: %s, %s update", type(self).__name__, self.updates)
-        return result
-
-    step._wrapped_by_lr_sched = True
 
     def without(self, taken: Set[int]) -> Set[int]:
         """Leaves parameters to others that have them now; returns the ids of those that stay."""
@@ -297,6 +323,12 @@ class _Attached:
             self._bare[model] = None
         return found
 
+    def may_train(self, model: DistributedDataParallel) -> bool:
+        """Whether an optimizer has parameters of a model."""
+        own = {id(one) for one in model.module.parameters()}
+        made = [optimizer for one in self._made if (optimizer := one()) is not None]
+        return any(id(one) in own for optimizer in made for one in parameters_of(optimizer))
+
     def found(self, model: DistributedDataParallel) -> List[WrappedOptimizer]:
         """Those that are attached."""
         return [made for one in self._of.get(model, ()) if (made := one()) is not None]
@@ -372,15 +404,8 @@ class _Attached:
         """`taken`: ids of parameters whose gradients others see to; its own are added."""
         models = _models(optimizer, parameters)
         averaged = set().union(*(parameters[model] for model in models))
-        own = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in averaged]
-        if own:
-            _log.warning(
-                "%s has %d parameters that no DistributedDataParallel has, such as one of shape %s:"
-                " torch lets each worker train its own, and p3kv trains the same for all",
-                type(optimizer).__name__,
-                len(own),
-                tuple(own[0].shape),
-            )
+        own = [one for one in parameters_of(optimizer) if id(one) not in averaged]
+        vars(optimizer)["_bare"] = own
         every = [one for model in models for one in model.own_parameters]
         orphans = [one for one in every if one.requires_grad and id(one) not in taken]
         taken.update(map(id, orphans))
@@ -400,6 +425,15 @@ class _Attached:
             attached._steps.passes = attached._passes
         for model in models:
             self._of[model].append((lambda: attached) if is_ours else ref(attached))
+        trained = [one for one in own if one.requires_grad]
+        if trained and not isinstance(attached._steps, AverageSteps):
+            _log.warning(
+                "%s has %d parameters that no DistributedDataParallel has, such as one of shape %s:"
+                " torch lets each worker train its own, and p3kv trains the same for all",
+                type(optimizer).__name__,
+                len(trained),
+                tuple(trained[0].shape),
+            )
         return attached
 
     def _trains_together(self, models: List[DistributedDataParallel]) -> bool:
@@ -435,8 +469,8 @@ class _Attached:
     def lacks(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether an optimizer has parameters of a model whose gradients are not those of all
         workers: p3kv is not attached to it, and no worker has the means."""
-        if self._is_alone is not False:
-            return False
+        if self._is_alone is not False or all(one() is not optimizer for one in self._made):
+            return False  # as one around another, which steps
         own = {id(one) for one in parameters_of(optimizer) if one.requires_grad}
         for model, references in [*self._of.items()]:
             attached = [one() for one in references]
@@ -543,8 +577,9 @@ def _attach_in_steps_of(kind: Type[torch.optim.Optimizer]) -> None:
     def attach_and_step(optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any) -> Any:
         if not isinstance(optimizer, Optimizer) and (arguments or named):
             _ATTACHED.attach()
-            if isinstance(optimizer, Optimizer):
-                return optimizer.step(*arguments, **named)
+        if isinstance(optimizer, Optimizer) and not optimizer._makes_own:
+            # Also where the script has got hold of the method before, as accelerate does.
+            return type(optimizer).step(optimizer, *arguments, **named)
         return step(optimizer, *arguments, **named)
 
     made: Any = attach_and_step

@@ -43,6 +43,8 @@ class Passes:
         """The passes since the last step, but those in `no_sync`."""
         self._has_unsynced = False
         """Whether there was one in `no_sync`, too."""
+        self._has_uncalled = False
+        """Whether there was one without calls of its own, of a graph that others had."""
         self._is_last: Dict[Kind, bool] = {}
         """Whether all passes of a kind were the last before a step."""
         self.steps = 0
@@ -72,6 +74,7 @@ class Passes:
 
     def reached(self) -> bool:
         """A gradient is complete; returns whether it leaves."""
+        self._has_uncalled |= self._has_ended and not self._is_open
         self._is_open = True
         if not self._has_begun:
             self._has_begun = True
@@ -79,6 +82,17 @@ class Passes:
                 self._since_step.append(self._kind)
             self._has_unsynced |= not self.syncs
         return self.leaves
+
+    @property
+    def are_called(self) -> bool:
+        """Whether all since the last step have calls of models of their own, and are in no
+        `no_sync`."""
+        return not (self._has_unsynced or self._has_uncalled)
+
+    @property
+    def are_several(self) -> bool:
+        """Whether gradients of more than one have come since the last step."""
+        return len(self._since_step) > 1 or self._has_unsynced
 
     @property
     def are_local(self) -> bool:
@@ -101,7 +115,7 @@ class Passes:
             *others, last = self._since_step
             self._is_last.setdefault(last, True)
             self._is_last.update((kind, False) for kind in others)
-        self._since_step, self._has_unsynced = [], False
+        self._since_step, self._has_unsynced, self._has_uncalled = [], False, False
 
 
 _every: WeakSet[Any] = WeakSet()

@@ -7,6 +7,7 @@ import math
 import operator
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet, ref
 
@@ -136,7 +137,9 @@ class ServerSteps(CommonSteps):
         """While the first step has not shown who updates the weights: what tells it of all
         workers."""
         self._settings_then: List[Any] = []
-        """Of the optimizer's groups, when the first gradient came."""
+        self._versions_then: List[int] = []
+        """Of the optimizer's groups, when the first gradient came, and torch's counts of writes to
+        those that are tensors."""
         self._seen: Dict[int, Leaving] = {}
         """By weight: gradients that leave in `step`, and would be means already if workers updated
         the weights. Until then their uses are seen."""
@@ -146,6 +149,8 @@ class ServerSteps(CommonSteps):
             self._undecided = Gradients(worker, own, shared.every)
         else:
             shared.resuming.set_optimizer(self._script_optimizer)
+        self._keeps_means = all(one.key.declared.keeps_means for one in shared.buckets)
+        """Whether servers keep all means of the last step, and the states before it."""
         self._hooks = Hooks(shared.buckets, self._ready)
         self.passes: Optional[Passes] = None
         """Where the script takes gradients for means: tells when no more come before a step."""
@@ -192,7 +197,8 @@ class ServerSteps(CommonSteps):
         bucket, weight = self._of[id(parameter)]
         end_past(parameter.grad)
         if self._undecided is not None and not self._settings_then:
-            self._settings_then = self._settings()
+            then = self._settings_then = self._settings()
+            self._versions_then = [one._version for one in then if isinstance(one, torch.Tensor)]
         if self._seen:
             self._unsee(weight)
         if not syncs:
@@ -202,8 +208,8 @@ class ServerSteps(CommonSteps):
         if bucket.pushed or weight.leaving is not None:
             why = "the script makes several backward passes"
             steps = self._decided(why, False)
-            if steps is None and self._clipping.can_drop and self.passes is not None:
-                steps = self._taken_back(why)
+            if steps is None and self.passes is not None and self._are_own:
+                steps = self._taken_back(f"{why} before a step, or leaves out a step")
             if steps is not None:
                 steps.ready(parameter)
                 return
@@ -372,7 +378,7 @@ class ServerSteps(CommonSteps):
         if self._joined or vars(self._optimizer)["_steps"] is not self:
             return
         if self._has_left:
-            if self._clipping.voted_max_norm is not None:
+            if self._clipping.can_be_voted_down:
                 self._have_means()
                 self._taken_back("the script leaves out a step that it has clipped")
             return
@@ -390,8 +396,8 @@ class ServerSteps(CommonSteps):
             self._given_way(why)
 
     def _have_means(self) -> None:
-        """Has gradients be means to which a pass is to add after they were clipped. Raises
-        NotSupportedError where one can't be."""
+        """Has gradients be means that a pass is to add to, or that the script's own optimizer is to
+        use, but those that the script has changed. Raises NotSupportedError where one can't be."""
         with self._becoming, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             for _, weight in self._of.values():
                 gradient = weight.parameter.grad
@@ -401,9 +407,9 @@ class ServerSteps(CommonSteps):
                 why = self._becomes_mean(own) if isinstance(own, (Leaving, Past)) else ""
                 if why and gradient is not None and gradient.any():
                     raise NotSupportedError(
-                        f"a backward pass adds to the gradient of '{weight.name}', which was "
-                        "clipped, so it is to be the clipped mean, and can't be: "
-                        f"{why}. Zero it after step(), or set P3KV_UPDATES=workers"
+                        f"the gradient of '{weight.name}' was clipped, or the script uses it for "
+                        f"the first time, so it is to be the mean, and can't be: {why}. Zero it "
+                        "after step(), or set P3KV_UPDATES=workers"
                     )
 
     def _given_way_if_local(self) -> Optional[AverageSteps]:
@@ -425,12 +431,34 @@ class ServerSteps(CommonSteps):
         steps.say_why(why)
         return steps
 
-    def _taken_back(self, why: str) -> Optional[AverageSteps]:
-        """Has workers update the weights from this step on, of which gradients have left too
-        early, and which servers hold: they drop what has left. Returns what makes steps from now
-        on, and None where workers can't. All workers find the same."""
+    @property
+    def _can_take_back(self) -> bool:
+        """Whether what has left of this step need not count: servers hold it and may drop it, or
+        they know the states before it."""
         if not self._gives_way or self._joined is not None:
-            return None
+            return False
+        if self._pushes.clipping.clips:
+            return self._clipping.can_drop or self._clipping.can_be_voted_down
+        return self._keeps_means
+
+    @property
+    def _are_own(self) -> bool:
+        """Whether a step can be taken back whose gradients are the sums of several passes: each is
+        this worker's own, of passes that the script's calls of models tell of."""
+        assert self.passes is not None
+        if not self._can_take_back or not (self.passes.are_called or self._clipping.can_drop):
+            return False
+        return not any(
+            one.leaving is not None
+            and one.leaving.factors is not None
+            and one.leaving.gradient is one.parameter.grad
+            for _, one in self._of.values()
+        )
+
+    def _taken_back(self, why: str) -> AverageSteps:
+        """Has workers update the weights from this step on, of which gradients have left too early:
+        servers drop what has left, or have told the states before it. Weights are as they were,
+        since values are written when a step ends. All workers find the same."""
         with torch._C.DisableTorchFunctionSubclass():
             for _, weight in self._of.values():
                 self._unsee(weight)
@@ -438,7 +466,10 @@ class ServerSteps(CommonSteps):
                     weight.leaving.is_dropped()
                     weight.leaving = None
             self._exchange.push_remaining([one for one in self._shared.buckets if not one.pushed])
-            self._clipping.drop()
+            if self._pushes.clipping.clips:
+                self._clipping.drop()
+            elif self._optimizer.state is self._states:
+                self._states.data  # noqa: B018  has it fetch those before
             for bucket in self._shared.buckets:
                 if bucket.pushed:
                     bucket.await_dropped()
@@ -446,33 +477,46 @@ class ServerSteps(CommonSteps):
         self._has_left = False
         return self._given_way(why)
 
-    def _clipped_before(self) -> Optional[AverageSteps]:
-        """What makes steps from this one on where the script has clipped it before it set a rate
-        for it, left out a gradient or wrote to a weight; None where it has done none of these."""
-        max_norm, settings = self._clipping.voted_max_norm, self._pushes.optimizer
-        if max_norm is None or settings is None:
+    def _changed_late(self) -> Optional[AverageSteps]:
+        """What makes steps from this one on where gradients have left, and then the script has set
+        a rate for the step, has changed or left out a gradient, or has written to a weight; None
+        where it has done none of these. Raises NotSupportedError where it has changed a gradient
+        and the step can't be taken back."""
+        if not (self._has_left and self._can_take_back) or self.passes is None:
+            self._exchange.check_gradients()
             return None
-        every = [(one.parameter, one.leaving) for _, one in self._of.values() if one.leaving]
-        left_out = [(one, leaving.gradient) for one, leaving in every if one.grad is None]
-        writes = self._exchange.written_late()
-        if not (left_out or writes or settings.has_changed()):
+        settings = self._pushes.optimizer
+        assert settings is not None
+        if settings.has_changed():
+            why = "the script sets the optimizer's param_groups between backward and step"
+        elif self._exchange.written_late(under_way=not self._pushes.clipping.clips):
+            why = f"{_WRITES} between backward and step"
+        else:
+            why = self._changed_gradient()
+        if not why:
             return None
-        for one, leaving in every:
-            if one.grad is not None:
-                leaving.check(one.grad)
-            if leaving.factors is not None:  # it is a mean, which others may lack
-                return None
-        why = _WRITES if writes else "the script changes the optimizer's param_groups"
-        why = "the script leaves out gradients" if left_out else why
-        steps = self._taken_back(f"{why} between clipping and step")
-        if steps is not None:
-            for one, gradient in left_out:
-                one.grad = gradient
+        if self.passes.are_several and not self._are_own:
+            self._exchange.check_gradients()
+            return None
+        if not self.passes.are_several:
+            self._have_means()
+        steps = self._taken_back(why)
+        if self.passes.are_several:
             steps.exchange_now()
-            steps.clip(max_norm, False)
-            for one, _ in left_out:
-                one.grad = None
+        steps.has_passed = True
         return steps
+
+    def _changed_gradient(self) -> str:
+        """How a gradient of this step is not what `backward` has computed; empty if all are."""
+        for bucket, weight in self._of.values():
+            leaving, now = weight.leaving or self._seen.get(id(weight)), weight.parameter.grad
+            if leaving is not None:
+                change = leaving.change(now)
+            else:
+                change = "was set" if bucket.pushed and now is not None else None
+            if change is not None:
+                return f"the gradient of '{weight.name}' {change} before step"
+        return ""
 
     def check_added(self, parameters: Any) -> None:
         if not self._gives_way or self._undecided is not None:
@@ -503,6 +547,7 @@ class ServerSteps(CommonSteps):
             self._shared.resuming.set_optimizer(self._script_optimizer)
             if not self._expects_means:
                 self._exchange.on_use = None
+            self._exchange.sees_weights = self._keeps_means
             if unscaling is not None:
                 self._clipping.unscale(unscaling.factor, unscaling.overflow)
             return None
@@ -545,17 +590,13 @@ class ServerSteps(CommonSteps):
         """Why the step is not by the gradients that `backward` has computed, and the settings of
         that time; empty if it is."""
         now, then = self._settings(), self._settings_then
-        if then and (len(now) != len(then) or any(map(operator.is_not, now, then))):
+        versions = [one._version for one in now if isinstance(one, torch.Tensor)]
+        is_other = len(now) != len(then) or any(map(operator.is_not, now, then))
+        if then and (is_other or versions != self._versions_then):
             return "the script sets the optimizer's param_groups between backward and step"
-        if self._exchange.written_late():
+        if self._exchange.written_late(under_way=False):
             return _WRITES
-        for _, weight in self._of.values():
-            leaving = weight.leaving or self._seen.get(id(weight))
-            if leaving is not None:
-                change = leaving.change(weight.parameter.grad)
-                if change is not None:
-                    return f"the gradient of '{weight.name}' {change} before step"
-        return ""
+        return self._changed_gradient()
 
     def _settings(self) -> List[Any]:
         """The very objects: a schedule's first number may be equal to what it replaces."""
@@ -576,7 +617,10 @@ class ServerSteps(CommonSteps):
         is_scaled = self._unscaled != ServerSteps.scaled
         steps = self._given_way_if_local()
         if steps is None:
-            steps = self._decided("the script clips scaled gradients" if is_scaled else "")
+            why = "the script clips scaled gradients" if is_scaled else ""
+            steps = self._decided(why or (self._change() if self.may_change else ""))
+        if steps is None:
+            steps = self._changed_late()
         if steps is not None:
             return steps.clip(max_norm, error_if_nonfinite)
         check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
@@ -606,7 +650,7 @@ class ServerSteps(CommonSteps):
             self._shared.check()
             steps = self._given_way_if_local()
             if steps is None:
-                steps = self._decided(self._change()) if self.may_change else self._clipped_before()
+                steps = self._decided(self._change()) if self.may_change else self._changed_late()
         if steps is not None:  # since the closure, or from now on
             steps.step(None)
         else:
@@ -818,17 +862,19 @@ class ServerSteps(CommonSteps):
     def _fetched_states(self) -> Iterator[Tuple[torch.Tensor, Dict[str, Any]]]:
         self._shared.check()
         self._own.combine({Feature.STATES}, "reading the optimizer's state")
-        if self._has_left:
+        if self._has_left and not self._can_take_back:
             raise NotSupportedError(
                 "the optimizer's state was read between backward, when the first gradient left, "
                 "and step(): read it after step()"
             )
-        self.wait()
+        if not self._has_left:
+            self.wait()
         for bucket, weight in self._of.values():
             if isinstance(bucket, Table):
                 bucket.say_left_out()
                 continue
-            states = states_of(self._own, weight.key, self._whole, weight.member)
+            before = bucket.pushed and not self._pushes.clipping.clips
+            states = states_of(self._own, weight.key, self._whole, weight.member, before)
             if states:
                 shape = None if self._whole and weight.parameter.dim() else weight.shape
                 yield weight.parameter, imported(State.joined(states), shape, weight.device)
@@ -871,7 +917,8 @@ class ServerSteps(CommonSteps):
         if any(one.dtype is torch.float16 and one.grad is not None for one in every):
             raise ValueError("Attempting to unscale FP16 gradients.")  # as torch
         self._unscaled = ServerSteps.scaled
-        overflow = LateOverflow()
+        ask = "the script asks whether gradients have overflowed before step"
+        overflow = LateOverflow(partial(self._decided, ask))
         if self.may_change:  # the script may use gradients now
             self._unscaling = Unscaling(factor, by_torch, overflow)
         else:

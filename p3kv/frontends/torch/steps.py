@@ -255,11 +255,13 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> List[torch.nn.Parameter]:
 
 
 def averaged(optimizer: torch.optim.Optimizer) -> List[torch.nn.Parameter]:
-    """The parameters whose gradients are to be the means of all workers', where the optimizer's own
-    are: also those that its models have and no optimizer."""
+    """The parameters whose gradients are to be the means of all workers': an optimizer's, but those
+    that its models do not average, and those that they have and no optimizer."""
     own = parameters_of(optimizer)
-    known = {*map(id, own)}
-    return own + [one for one in getattr(optimizer, "_orphans", ()) if id(one) not in known]
+    known = {id(one) for one in (*own, *getattr(optimizer, "_bare", ()))}
+    bare = {id(one) for one in getattr(optimizer, "_bare", ())}
+    more = [one for one in getattr(optimizer, "_orphans", ()) if id(one) not in known]
+    return [one for one in own if id(one) not in bare] + more
 
 
 def own_step(optimizer: torch.optim.Optimizer, closure: Optional[Callable[[], Any]]) -> Any:
@@ -267,7 +269,11 @@ def own_step(optimizer: torch.optim.Optimizer, closure: Optional[Callable[[], An
     step = class_of(optimizer).step
     if getattr(step, "hooked", False):
         step = step.__wrapped__
-    return step(optimizer) if closure is None else step(optimizer, closure)
+    vars(optimizer)["_makes_own"] = True
+    try:
+        return step(optimizer) if closure is None else step(optimizer, closure)
+    finally:
+        del vars(optimizer)["_makes_own"]
 
 
 def evaluated(closure: Optional[Callable[[], Any]]) -> Any:

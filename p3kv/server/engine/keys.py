@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any, Collection, Dict, Iterable, Iterator, Mapping, Optional, Tuple
 
 import numpy as np
@@ -130,6 +131,7 @@ class ServerKey:
         for slice_ in after.values():
             slice_.begin_at(int(last_round), values[slice_.offset : slice_.offset + slice_.length])
         self._pass_kept(before.values(), after.values())
+        self._pass_states_before(int(last_round), before.values(), after.values())
         for slice_ in before.values():
             slice_.known_value().retire()
             slice_.forget()
@@ -152,6 +154,22 @@ class ServerKey:
                 total = slice_.plan.state.pool.get(slice_.length, joined.dtype)
                 total.array[:] = joined[slice_.offset :][: slice_.length]
             slice_.kept = first._replace(total=total)
+
+    def _pass_states_before(
+        self, round: int, before: Collection[ServerSlice], after: Collection[ServerSlice]
+    ) -> None:
+        """Have slices of another size know the state before the round that has ended."""
+        optimizer = self.plan.optimizer
+        if optimizer is None or not self.declared.keeps_means:
+            return
+        if optimizer.whole_tensors:
+            next(iter(after)).before = next(iter(before)).before
+            return
+        copied = [one.copied_state(optimizer, one.index, round) for one in before]
+        states = [state for state in copied if state is not None]
+        parts = State.joined(states).cut([one.length for one in after]) if states else repeat(None)
+        for slice_, part in zip(after, parts):
+            slice_.before.keep(round, slice_.index, part)
 
     def has_mean(self, round: int) -> bool:
         """Whether the mean gradient of a round is there, as `ServerSlice.mean_of`."""
@@ -179,15 +197,23 @@ class ServerKey:
 
     # The optimizer's state, for whoever saves it: to be called between two updates of all.
 
-    def copied_state(self, optimizer: Optimizer, whole: bool, member: int = 0) -> Optional[State]:
+    def copied_state(
+        self, optimizer: Optimizer, whole: bool, member: int = 0, before: Optional[int] = None
+    ) -> Optional[State]:
         """Copy the optimizer's state of this server's part of the key, or None. `whole`: of the
-        tensor, not of slices; `member`: of this tensor of a bucket, from 1."""
+        tensor, not of slices; `member`: of this tensor of a bucket, from 1; `before`: as it was
+        before this round, the last one of a key that keeps means."""
+        if before is not None and not self.declared.keeps_means:
+            raise ProtocolError(f"it asked for a state of {self.plan.called} before a round")
         if self.plan.layout.touched_only:
             return self.rows.copied_state(optimizer, whole)
         if self.bucket is not None:
-            return self.bucket.copied_states(optimizer)[member - 1]
-        indices = [WHOLE] if whole else list(self._records_in(self.generation))
-        copied = [optimizer.copied(self.declared, index) for index in indices]
+            return self.bucket.copied_states(optimizer, before)[member - 1]
+        slices = _slices(self._records_in(self.generation)).values()
+        if whole:
+            copied = [next(iter(slices)).copied_state(optimizer, WHOLE, before)]
+        else:
+            copied = [one.copied_state(optimizer, one.index, before) for one in slices]
         states = [state for state in copied if state is not None]
         if not states:
             return None

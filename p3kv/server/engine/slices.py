@@ -60,6 +60,45 @@ class Kept(NamedTuple):
     """As in `Round`."""
 
 
+class StatesBefore:
+    """The optimizer's states as they were before the newest round that has changed any, where a
+    key keeps means: workers that have such a round not count go on from there."""
+
+    def __init__(self) -> None:
+        self._round = INITIAL_ROUND
+        self._states: Dict[int, Optional[State]] = {}
+        """By index, of what the round has changed."""
+        self._arrays: Dict[int, Dict[str, np.ndarray]] = {}
+        """Memory for these."""
+
+    def keep(self, round: int, index: int, state: Optional[State]) -> None:
+        """Copy a state that a round is about to change."""
+        if round != self._round:
+            self._round = round
+            self._states.clear()
+        if state is not None:
+            arrays = self._arrays.setdefault(index, {})
+            for name, array in state.elements.items():
+                kept = arrays.get(name)
+                if kept is None or kept.shape != array.shape or kept.dtype != array.dtype:
+                    arrays[name] = array.copy()
+                else:
+                    np.copyto(kept, array)
+            state = State({name: arrays[name] for name in state.elements}, state.numbers)
+        self._states[index] = state
+
+    def knows(self, round: int, index: int) -> bool:
+        """Whether a round has changed this state."""
+        return round == self._round and index in self._states
+
+    def copied(self, index: int) -> Optional[State]:
+        """Copy what was kept of it."""
+        state = self._states[index]
+        if state is None:
+            return None
+        return State({name: one.copy() for name, one in state.elements.items()}, state.numbers)
+
+
 Payload = Union[memoryview, LateBytes]
 """Bytes that travel, or what makes them when they begin to leave."""
 
@@ -173,6 +212,7 @@ class ServerSlice(Record[SliceSum]):
         """The value as it will probably be, once it has been asked for."""
         self.kept: Optional[Kept] = None
         """The mean gradient of the last round that has ended, where the key keeps means."""
+        self.before = StatesBefore()
         self._sent_in: Dict[int, int] = {}
         """By rank of a worker to which values may go encoded by what it has: the round of the last
         value that it was sent, or has given."""
@@ -183,6 +223,7 @@ class ServerSlice(Record[SliceSum]):
 
     def forget(self) -> None:
         self.value = self.kept = None
+        self.before = StatesBefore()
         self.of_key = []
 
     # Pushes.
@@ -305,8 +346,7 @@ class ServerSlice(Record[SliceSum]):
                 value = self._value_to_change()
             if rows is not None and current.have_last and rows.looks(current.number):
                 before = value.array.copy()
-            step = self.rounds.settings_step(current)
-            self._apply(optimizer, value.array, scaled.array, step, current.lacking)
+            self._apply(optimizer, value.array, scaled.array, current)
             if scaled is total:  # and the mean by now
                 self._keep(current, total)
             else:
@@ -392,6 +432,7 @@ class ServerSlice(Record[SliceSum]):
         weight = np.concatenate([value.array for value in values])
         assert plan.optimizer is not None
         step = self.rounds.settings_step(rounds[0])
+        slices[0]._keep_state(plan.optimizer, WHOLE, rounds[0].number)
         plan.optimizer.update(plan.declared, WHOLE, weight, joined, step)
         for slice_, value in zip(slices, values):
             value.array[:] = weight[slice_.offset : slice_.offset + slice_.length]
@@ -437,10 +478,23 @@ class ServerSlice(Record[SliceSum]):
         optimizer: Optimizer,
         value: np.ndarray,
         total: np.ndarray,
-        step: Optional[int],
-        lacking: int,
+        current: Round[SliceSum],
     ) -> None:
+        step = self.rounds.settings_step(current)
+        self._keep_state(optimizer, self.index, current.number)
         optimizer.update(self.plan.declared, self.index, value, total, step)
+
+    def _keep_state(self, optimizer: Optimizer, index: int, round: int) -> None:
+        if self.plan.declared.keeps_means:
+            self.before.keep(round, index, optimizer.seen(self.plan.declared, index))
+
+    def copied_state(
+        self, optimizer: Optimizer, index: int, before: Optional[int]
+    ) -> Optional[State]:
+        """Copy the optimizer's state at this index; `before`: as it was before this round."""
+        if before is not None and self.before.knows(before, index):
+            return self.before.copied(index)
+        return optimizer.copied(self.plan.declared, index)
 
     def _keep_changes(self, rows: ZeroRows, before: np.ndarray, round_: int) -> None:
         """Keep which rows of the value a round has changed, if that is to be sent."""
@@ -573,14 +627,16 @@ class BucketSlice(ServerSlice):
         """Take over from one that has ended its last round; states stay where they are."""
         self.begin_at(round, before.known_value().array)
         self._is_split, self._may_join = before._is_split, before._may_join
-        self.kept = before.kept
+        self.kept, self.before = before.kept, before.before
 
-    def copied_states(self, optimizer: Optimizer) -> List[Optional[State]]:
-        """Copy the optimizer's state of each tensor, or None; between two updates."""
-        declared = self.plan.declared
+    def copied_states(
+        self, optimizer: Optimizer, before: Optional[int] = None
+    ) -> List[Optional[State]]:
+        """Copy the optimizer's state of each tensor, or None; between two updates, or as it was
+        `before` this round."""
         if self._is_split:
-            return [optimizer.copied(declared, index) for index in self._indices]
-        state = optimizer.copied(declared, self.index)
+            return [self.copied_state(optimizer, index, before) for index in self._indices]
+        state = self.copied_state(optimizer, self.index, before)
         if state is None:
             return [None] * len(self._spans)
         return list(state.cut([one.stop - one.start for one in self._spans]))
@@ -607,17 +663,19 @@ class BucketSlice(ServerSlice):
         optimizer: Optimizer,
         value: np.ndarray,
         total: np.ndarray,
-        step: Optional[int],
-        lacking: int,
+        current: Round[SliceSum],
     ) -> None:
+        lacking = current.lacking
         if self._may_join and not lacking:
             self._join(optimizer)
         if not self._is_split and not lacking:
-            optimizer.update(self.plan.declared, self.index, value, total, step)
+            super()._apply(optimizer, value, total, current)
             return
         self._split(optimizer)
+        step = self.rounds.settings_step(current)
         for member, (index, span) in enumerate(zip(self._indices, self._spans)):
             if not lacking >> member & 1:
+                self._keep_state(optimizer, index, current.number)
                 optimizer.update(self.plan.declared, index, value[span], total[span], step)
 
     def _predicted_by(

@@ -123,7 +123,8 @@ class DeclareKey(Message, frozen=True):
     members: List[Member] = []  # noqa: RUF012  nobody changes it
     """The tensors of a bucket, in the order of its elements; of any other key none."""
     keeps_means: bool = False
-    """Whether servers keep the mean gradient of the last round that has ended."""
+    """Whether servers keep the mean gradient of the last round that has ended, and the optimizer's
+    state before it."""
 
     def __post_init__(self) -> None:
         check_number("a store's number", self.store, 0, MAX_STORE)

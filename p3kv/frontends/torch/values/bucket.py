@@ -148,7 +148,12 @@ class Weight:
         self._alias: Optional[Tuple[torch.Tensor, int]] = None
         """The last one that the script has got from `data`, and torch's count of writes into it;
         writes through it are not counted with the parameter's."""
-        self._gave_memory = False
+        self._gave_memory = self._was_written = False
+        """Whether the script may write to it by other ways since `may_be_written` was called, and
+        whether it has written by an earlier one from `data`."""
+        self.is_open = False
+        """Whether it is watched, since its gradient is complete and the step has not ended: the
+        script may write to it."""
 
     @property
     def is_frozen(self) -> bool:
@@ -158,6 +163,7 @@ class Weight:
     def gave(self, function: Any, result: Any) -> None:
         """A function of torch has read it."""
         if name_of(function) == "data" and isinstance(result, torch.Tensor):
+            self._was_written = self.is_written_by_data
             self._alias = result, result._version
         self._gave_memory = self._gave_memory or gives_memory(function)
 
@@ -166,12 +172,22 @@ class Weight:
         that shows without a comparison."""
         if self._alias is None and not self._gave_memory:
             return False
-        gave, self._gave_memory = self._gave_memory, False
+        gave = self._gave_memory or self._was_written
+        self._gave_memory = self._was_written = False
         if self._alias is None:
             return gave
         alias, version = self._alias
         self._alias = alias, alias._version
         return gave or alias._version != version
+
+    @property
+    def is_written_by_data(self) -> bool:
+        """Whether the script has written by what it has got from `data`, since that was asked
+        last by `may_be_written`."""
+        if self._alias is None:
+            return False
+        alias, version = self._alias
+        return self._was_written or alias._version != version
 
     def check_gradient(self, gradient: torch.Tensor) -> None:
         """Raises NotSupportedError for a gradient that can't travel."""
@@ -368,6 +384,7 @@ class Bucket(Arriving):
             if weight.leaving is not None:
                 leaving.append(weight.leaving)
                 weight.leaving = None
+            weight.is_open = False
             if weight.parameter.requires_grad:
                 weight.value_version = weight.parameter._version
         for one in leaving:
@@ -380,6 +397,7 @@ class Bucket(Arriving):
         if self.error is not None:
             raise self.error
         self.is_written = True
+        self._close(self.weights)
         self.step_ends()
 
     def note_changes(
@@ -402,6 +420,18 @@ class Bucket(Arriving):
         self._changes = changes
         rounds = changes is not None and not self.key.codecs.values.in_place
         weight.unchanged = weight.staging.clone() if rounds else None
+
+    def open(self, weight: Weight) -> None:
+        """The gradient of a weight is complete: until the step ends, what the script does to the
+        weight is seen."""
+        weight.is_open = True
+        watch(self, (weight.parameter,))
+
+    def _close(self, weights: Iterable[Weight]) -> None:
+        back = [weight for weight in weights if weight.is_open]
+        unwatch(self, [weight.parameter for weight in back])
+        for weight in back:
+            weight.is_open = False
 
     # Values come.
 
@@ -492,6 +522,7 @@ class Bucket(Arriving):
         them. Raises the job's failure. Of others than `tensor`, those stay late that a read is to
         be seen of."""
         taken = self.weights if tensor is None else (self._weight_of[id(tensor)],)
+        self._close(taken)
         for weight in taken:
             weight.was_awaited = True
         self._take(taken, taken)

@@ -102,6 +102,8 @@ def watch(watcher: Watcher, tensors: Iterable[torch.Tensor]) -> None:
     """From now on, whoever reads one of the tensors tells the watcher before."""
     with _changing:
         for tensor in tensors:
+            if _WATCHERS.get(id(tensor)) is watcher:
+                continue
             _WATCHERS[id(tensor)] = watcher
             kind = type(tensor)
             tensor.__class__ = _classes.get(kind) or _watched_class(kind)

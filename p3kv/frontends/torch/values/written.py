@@ -75,14 +75,24 @@ class Written:
         self._is_known |= compares_all
         return False
 
-    def shows_late(self) -> bool:
+    def shows_late(self, under_way: bool) -> bool:
         """Whether the script has written to a weight since its gradient is complete, as far as that
-        shows without a comparison but in the first steps. No value may be under way."""
-        return any(
-            one.parameter._version != one.value_version or (self._compares_all and is_written(one))
+        shows without a comparison but of one on the CPU, in turn, and of all in the first steps if
+        no values are `under_way`."""
+        compares_all = self._compares_all and not under_way
+        if any(
+            one.parameter._version != one.value_version
+            or one.is_written_by_data
+            or (compares_all and is_written(one))
             for one in self._every
             if one.parameter.requires_grad
-        )
+        ):
+            return True
+        turn, before = self._turn, self._turn_value
+        if turn is None or before is None or before.device.type != "cpu":
+            return False
+        with torch._C.DisableTorchFunctionSubclass():
+            return not torch.equal(bits(_value(turn).contiguous()), bits(before.contiguous()))
 
     def check_kept(self, buckets: Sequence[Bucket]) -> None:
         """Raises NotSupportedError for a weight that has been written to since its gradient has
