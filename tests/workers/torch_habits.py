@@ -1,277 +1,367 @@
-"""Trains as public scripts for DistributedDataParallel do, each habit with a model of its own:
-their subclasses of wrappers and optimizers, parameters that no wrapper has, methods that were bound
-before, and what they do with a GradScaler. Prints losses. torch_habits.py [HABIT ...]"""
+"""What scripts do beside a plain loop, each with p3kv.torch and with torch alone.
 
-from __future__ import annotations
+Two workers, whose gradients differ. Argument: which check; by default all.
+"""
 
+import p3kv.torch  # noqa: I001
 import copy
-import json
 import sys
-from collections import OrderedDict, defaultdict
-from typing import Any, Callable, Dict, Iterator, List
+import threading
+import time
+from typing import Any, Callable, List
 
 import torch
-from torch import distributed, nn
-from torch.distributed._composable.replicate import replicate
-from torch.nn.parallel import DistributedDataParallel
+from p3kv.worker import this_process
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
+from torch_refusals import refused
 
-STEPS = 12
-
-
-def net() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(10, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 8), nn.Linear(8, 5)
-    )
+WORKERS = 2
+Build = Callable[[], nn.Module]
 
 
-class Training:
-    """One habit's: its batches, and what it prints."""
-
-    def __init__(self, number: int) -> None:
-        self._number, self._told = number, 0
-        self.rank = distributed.get_rank()
-        self._numbers = torch.Generator().manual_seed(10 * number + self.rank)
-        torch.manual_seed(number)
-
-    def batches(self) -> Iterator[Any]:
-        for _ in range(STEPS):
-            data = torch.randn(8, 10, generator=self._numbers)
-            yield data, data[:, :5].argmax(1)
-
-    def tell(self, value: float) -> None:
-        at = 100 * self._number + self._told
-        self._told += 1
-        print(json.dumps({"rank": self.rank, "step": at, "loss": value}), flush=True)
-
-    def tell_weights(self, *models: nn.Module) -> None:
-        for model in models:
-            for one in model.state_dict().values():
-                self.tell(float(one.double().abs().sum()))
+def batch(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-loss_of = nn.functional.cross_entropy
+def small() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
-def step_of_the_base(it: Training) -> None:
-    """As detectron2 clips, by a class that is put on the optimizer."""
-
-    def step(self: Any, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            torch.nn.utils.clip_grad_value_(group["params"], 0.05)
-        return super(type(self), self).step(closure)
-
-    model = net()
-    made: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    made.__class__ = type("SGDWithGradientClip", (torch.optim.SGD,), {"step": step})
-    wrapped = DistributedDataParallel(model, broadcast_buffers=False)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda at: min(1.0, (at + 1) / 10))
-    for data, labels in it.batches():
-        loss = loss_of(wrapped(data), labels)
-        made.zero_grad()
-        loss.backward()
-        made.step()
-        scheduler.step()
-        it.tell(loss.item())
-    it.tell_weights(wrapped)
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
 
 
-class StepsInModule(DistributedDataParallel):
-    """As mmcv's, which calls the module in its own way and tells the reducer."""
-
-    def train_step(self, *batch: torch.Tensor) -> torch.Tensor:
-        self.reducer._rebuild_buckets()
-        if self._check_sync_bufs_pre_fwd():
-            self._sync_buffers()
-        loss = loss_of(self.module(batch[0]), batch[1])
-        if torch.is_grad_enabled() and self.require_backward_grad_sync:
-            self.reducer.prepare_for_backward([])
-        return loss
+def trained(model: nn.Module) -> p3kv.torch.Optimizer:
+    return p3kv.torch.Optimizer(model, sgd(model))
 
 
-class Unpacks(DistributedDataParallel):
-    """As mmcv's later ones, which unpack what they are given."""
-
-    def _run_ddp_forward(self, *inputs: Any, **named: Any) -> Any:
-        return self.module(inputs[0]["data"], **named)
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
 
 
-def wrappers_of_their_own(it: Training) -> None:
-    for wrapped in (StepsInModule(net(), broadcast_buffers=False), Unpacks(net())):
-        made = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
-        for data, labels in it.batches():
-            if isinstance(wrapped, StepsInModule):
-                loss = wrapped.train_step(data, labels)
-            else:
-                loss = loss_of(wrapped({"data": data}), labels)
-            made.zero_grad()
-            loss.backward()
-            made.step()
-            it.tell(loss.item())
-        it.tell_weights(wrapped)
+class Pair:
+    """A model that p3kv.torch trains, and its twin, which this process trains with all workers'
+    batches."""
+
+    def __init__(self, build: Build = small) -> None:
+        self.model = build()
+        self.twin = copy.deepcopy(self.model)
+        self.optimizer = trained(self.model)
+        self.alone = sgd(self.twin)
+        self.rank = this_process.worker().rank
+        self.steps = 0
+
+    def step(self, loss: Callable[[nn.Module, torch.Tensor], torch.Tensor] = loss_of) -> None:
+        self.optimizer.zero_grad()
+        loss(self.model, batch(self.steps, self.rank)).backward()
+        self.optimizer.step()
+        self.alone.zero_grad()
+        for rank in range(WORKERS):
+            (loss(self.twin, batch(self.steps, rank)) / WORKERS).backward()
+        self.alone.step()
+        self.steps += 1
+
+    def step_alone(self, batches: List[torch.Tensor], max_norm: float) -> None:
+        """The twin's step by the mean of these batches' gradients, clipped."""
+        self.alone.zero_grad()
+        for x in batches:
+            (loss_of(self.twin, x) / len(batches)).backward()
+        nn.utils.clip_grad_norm_(self.twin.parameters(), max_norm)
+        self.alone.step()
+
+    def check(self) -> None:
+        expected = self.twin.state_dict()
+        for name, value in self.model.state_dict().items():
+            torch.testing.assert_close(
+                value, expected[name], msg=lambda text, name=name: f"{name}: {text}"
+            )
 
 
-def no_wrapper(it: Training) -> None:
-    model = net()
-    replicate(model, bucket_cap_mb=100)
-    made = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for data, labels in it.batches():
-        made.zero_grad()
-        loss = loss_of(model(data), labels)
-        loss.backward()
-        made.step()
-        it.tell(loss.item())
-    it.tell_weights(model)
+# Weights that the script writes.
 
 
-def bound_steps(it: Training) -> None:
-    """As accelerate has them, which sees by its own function whether the scaler makes a step, and
-    sets rates only then; gradients overflow in the first steps."""
-    for clips in (False, True):
-        model = net()
-        wrapped = DistributedDataParallel(model)
-        made: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda at: 0.8**at)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=5)
-        bound, was_called = made.step, [False]
-
-        def patched(*given: Any, bound: Any = bound, was_called: Any = was_called) -> Any:
-            was_called[0] = True
-            return bound(*given)
-
-        for data, labels in it.batches():
-            with torch.autocast("cpu", dtype=torch.float16):
-                loss = loss_of(wrapped(data).float(), labels)
-            scaler.scale(loss).backward()
-            if clips:
-                scaler.unscale_(made)
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            made.step, was_called[0] = patched, False
-            scaler.step(made)
-            scaler.update()
-            made.step = bound
-            if was_called[0]:
-                scheduler.step()
-            made.zero_grad()
-            it.tell(loss.item())
-            it.tell(was_called[0])
-        it.tell_weights(wrapped)
+def loading_weights_too_late_is_refused() -> None:
+    pair = Pair()
+    other = {name: value + 1 for name, value in pair.model.state_dict().items()}
+    pair.model.load_state_dict(pair.model.state_dict())  # the same values
+    pair.step()
+    before = copy.deepcopy(pair.model.state_dict())
+    pair.model.load_state_dict(other)
+    pair.model.load_state_dict(before)  # as for an evaluation
+    pair.step()
+    pair.model.load_state_dict(other)
+    refused("has written to the weight '2.bias'", pair.step)
+    fresh = Pair()
+    fresh.model.load_state_dict(other)
+    refused("has written to the weight '2.bias'", fresh.step)
+    clamped = Pair()
+    clamped.step()
+    for parameter in clamped.model.parameters():
+        parameter.data.clamp_(-0.1, 0.1)
+    refused("has written to the weight", clamped.step)
+    one = Pair()
+    for _ in range(5):  # it would not be its turn
+        one.step()
+    one.model[0].weight.data.clamp_(-0.01, 0.01)
+    refused("has written to the weight '0.weight'", one.step)
+    widened = Pair()
+    widened.model.double()
+    loss = loss_of(widened.model, batch(0, 0).double())
+    refused("'2.bias' is torch.float64 of shape (2,) on cpu", loss.backward)
 
 
-def scaled_steps_are_left_out(it: Training) -> None:
-    """As SlowFast's first ones, whose scaler is told of them nevertheless; and rates are set
-    between `backward` and `unscale_`, as in SAM 2."""
-    for clips, sets in ((True, False), (False, False), (True, True)):
-        model = net()
-        wrapped = DistributedDataParallel(model)
-        made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-        for at, (data, labels) in enumerate(it.batches()):
-            made.zero_grad()
-            loss = loss_of(wrapped(data), labels)
-            scaler.scale(loss).backward()
-            if sets:
-                made.param_groups[0]["lr"] = 0.1 / (at + 1)
-            scaler.unscale_(made)
-            if clips:
-                it.tell(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
-            if sets or at > 3:
-                scaler.step(made)
-            scaler.update()
-            it.tell(loss.item())
-        it.tell_weights(wrapped)
+def a_new_optimizer_takes_written_weights() -> None:
+    pair = Pair()
+    pair.step()
+    pair.step()
+    state = pair.optimizer.state_dict()
+    for model in (pair.model, pair.twin):
+        model.load_state_dict({name: value / 2 for name, value in model.state_dict().items()})
+    older = pair.optimizer
+    pair.optimizer = trained(pair.model)
+    pair.optimizer.load_state_dict(state)
+    pair.step()
+    pair.step()
+    pair.check()
+    refused("another p3kv.torch.Optimizer has been made", older.step)
 
 
-class Lookahead(torch.optim.Optimizer):
-    """As timm's: around another one, and without `super().__init__`."""
-
-    def __init__(self, base: torch.optim.Optimizer) -> None:
-        self._base = base
-        self.param_groups, self.defaults = base.param_groups, base.defaults
-        self.state = defaultdict(dict)
-        self._optimizer_step_pre_hooks: Any = OrderedDict()
-        self._optimizer_step_post_hooks: Any = OrderedDict()
-        self._steps_made = 0
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = self._base.step(closure)
-        self._steps_made += 1
-        if self._steps_made % 4 == 0:
-            for one in (one for group in self.param_groups for one in group["params"]):
-                state = self._base.state[one]
-                if "slow" not in state:
-                    state["slow"] = one.detach().clone()
-                state["slow"].add_(one - state["slow"], alpha=0.5)
-                one.copy_(state["slow"])
-        return loss
+def a_new_optimizer_that_is_refused_leaves_the_older_one() -> None:
+    pair = Pair()
+    pair.step()
+    threads = threading.active_count()
+    pair.model.register_buffer("mask", torch.ones(3).to_sparse())
+    refused("the buffer 'mask' is", trained, pair.model)
+    del pair.model.mask
+    assert threading.active_count() == threads
+    pair.step()
+    pair.check()
 
 
-def an_optimizer_around_another(it: Training) -> None:
-    wrapped = DistributedDataParallel(net())
-    made = Lookahead(torch.optim.AdamW(wrapped.parameters(), lr=1e-2))
-    for data, labels in it.batches():
-        made.zero_grad()
-        loss = loss_of(wrapped(data), labels)
-        loss.backward()
-        made.step()
-        it.tell(loss.item())
-    it.tell_weights(wrapped)
+def frozen_weights_are_the_script_s_own() -> None:
+    """As momentum encoders, which scripts give the optimizer, too."""
 
-
-def parameters_of_each_rank(it: Training) -> None:
-    """As PartialFC's and DLRM's, of other shapes, beside the wrapped model's in one optimizer."""
-    model = net()
-    wrapped = DistributedDataParallel(model)
-    torch.manual_seed(50 + it.rank)
-    own = nn.Linear(5, 5 + it.rank)
-    made = torch.optim.SGD(
-        [{"params": model.parameters()}, {"params": own.parameters()}], lr=0.1, momentum=0.9
-    )
-    for data, labels in it.batches():
-        loss = loss_of(own(wrapped(data)), labels)
-        loss.backward()
-        made.step()
-        made.zero_grad()
-        it.tell(loss.item())
-    it.tell_weights(wrapped, own)
-
-
-def averages_that_are_wrapped(it: Training) -> None:
-    """As k-diffusion's, whose buffers are rank 0's; a rate that is a tensor is written to between
-    `backward` and `step`."""
-    wrapped = DistributedDataParallel(net())
-    average = DistributedDataParallel(copy.deepcopy(wrapped.module))
-    average.module[1].running_mean += it.rank
-    rate = torch.tensor(0.01)
-    made = torch.optim.AdamW(wrapped.parameters(), lr=rate)
-    for data, labels in it.batches():
-        made.zero_grad()
-        loss = loss_of(wrapped(data), labels)
-        loss.backward()
-        made.param_groups[0]["lr"].mul_(0.9)
-        made.step()
+    def average(model: nn.Module) -> None:
         with torch.no_grad():
-            for mean, one in zip(average.parameters(), wrapped.parameters()):
-                mean.lerp_(one, 0.1)
-            it.tell(loss_of(average.eval()(data), labels).item())
-        it.tell(loss.item())
-    it.tell_weights(wrapped, average)
+            model[0].weight.data = model[0].weight.data * 0.9 + 0.1 * model[2].weight.data.mean()
+
+    pair = Pair()
+    for model in (pair.model, pair.twin):
+        model[0].weight.requires_grad_(False)
+    for _ in range(4):
+        pair.step()
+        average(pair.model)
+        average(pair.twin)
+    pair.optimizer.synchronize()
+    pair.check()
 
 
-HABITS: List[Callable[[Training], None]] = [
-    step_of_the_base,
-    wrappers_of_their_own,
-    no_wrapper,
-    bound_steps,
-    scaled_steps_are_left_out,
-    an_optimizer_around_another,
-    parameters_of_each_rank,
-    averages_that_are_wrapped,
+def a_weight_is_frozen_and_thawed() -> None:
+    pair = Pair()
+    for frozen in (False, True, True, False, False):
+        for model in (pair.model, pair.twin):
+            model[0].weight.requires_grad_(not frozen)
+        pair.step()
+    pair.check()
+
+
+def strides_may_differ() -> None:
+    """Values travel in the order of a contiguous tensor."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(5)
+        return nn.Sequential(
+            nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 4, 3, padding=1), nn.Flatten(), nn.Linear(4, 2)
+        )
+
+    def differing() -> nn.Module:
+        model = build()
+        if this_process.worker().rank:
+            model[1].to(memory_format=torch.channels_last)
+            model[3].weight.data = torch.randn(8, 2)[::2].t()  # not dense
+        return model
+
+    pair = Pair(differing)
+    assert pair.model[1].weight.is_contiguous() == (pair.rank == 0)
+    pair.twin.load_state_dict(pair.model.state_dict())
+    for _ in range(4):
+        pair.step()
+    pair.check()
+    states = pair.optimizer.state_dict()["state"]
+    for parameter, state in zip(pair.twin.parameters(), states.values()):
+        expected = pair.alone.state[parameter]["momentum_buffer"]
+        torch.testing.assert_close(state["momentum_buffer"], expected)
+    shared = nn.Linear(4, 2)
+    shared.weight.data = torch.ones(1).expand(2, 4)
+    refused("elements of the parameter 'weight', of shape (2, 4), share memory", trained, shared)
+    refused("the parameter 'weight' has no shape yet", trained, nn.LazyLinear(3))
+
+
+# Other ways to compute.
+
+
+class Shared(nn.Module):
+    """One layer in two segments whose activations are computed again."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layer, self.out = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        for _ in range(2):
+            x = torch.tanh(checkpoint(self.layer, x, use_reentrant=self.reentrant))
+        return self.out(x)
+
+
+def activations_are_computed_again() -> None:
+    pair = Pair(lambda: Shared(False))
+    for _ in range(4):
+        pair.step()
+    pair.check()
+    partial = Pair(lambda: Shared(True))
+    for _ in range(3):
+        partial.step()
+    partial.check()
+    assert partial.optimizer.updates == "workers"
+    assert pair.optimizer.updates == "servers"
+    pair = Pair(lambda: Shared(True))
+    for _ in range(3):
+        with pair.optimizer.no_sync():
+            pair.step()
+    pair.check()
+
+
+class Scaled(torch.autograd.Function):
+    """Takes parameters, has a gradient of one of them, and none of the other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, other: Any) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight + 0 * other
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return gradient * weight, (gradient * x).sum(0), None
+
+
+class OwnFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.other = (nn.Parameter(torch.full((4,), 2.0)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Scaled.apply(x, self.weight, self.other)
+
+
+def functions_take_parameters() -> None:
+    pair = Pair(OwnFunction)
+    for _ in range(4):
+        pair.step()
+    pair.check()
+    assert pair.model.other.grad is None
+
+
+def averages_are_evaluated_in_mid_training() -> None:
+    pair = Pair()
+    average = get_ema_multi_avg_fn(0.5)
+    averages = [AveragedModel(one, multi_avg_fn=average) for one in (pair.model, pair.twin)]
+    for step in range(4):
+        pair.step()
+        if step % 2:
+            pair.model.eval()
+            with torch.inference_mode():  # the first to read
+                torch.testing.assert_close(pair.model(batch(99, 0)), pair.twin(batch(99, 0)))
+            pair.model.train()
+        for averaged, model in zip(averages, (pair.model, pair.twin)):
+            averaged.update_parameters(model)
+        mine, theirs = (one.eval()(batch(99, 0)) for one in averages)
+        torch.testing.assert_close(mine, theirs)
+        copied = copy.deepcopy(pair.model)
+        torch.testing.assert_close(copied.state_dict(), pair.twin.state_dict())
+        trained_apart = sgd(copied)
+        loss_of(copied, batch(0, 0)).backward()  # a copy's gradients stay here
+        trained_apart.step()
+    pair.check()
+
+
+def two_losses_reach_a_weight() -> None:
+    """As a GAN's."""
+    generator, critic = Pair(), Pair(lambda: nn.Linear(2, 1))
+
+    def of_generator(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        judge = critic.model if model is generator.model else critic.twin
+        return judge(model(x)).mean()
+
+    def of_critic(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        maker = generator.model if model is critic.model else generator.twin
+        return model(maker(x).detach()).square().mean()
+
+    for _ in range(3):
+        critic.step(of_critic)
+        with critic.optimizer.no_sync():
+            generator.step(of_generator)
+    critic.check()
+    generator.check()
+    generator.step(of_generator)
+    refused("those of other losses that reach the weight", critic.step, of_critic)
+
+
+class Batches(torch.utils.data.Dataset):
+    """Reads the model, too, in the loader's processes."""
+
+    def __init__(self, model: nn.Module, rank: int) -> None:
+        self.model, self.rank = model, rank
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        assert torch.isfinite(self.model[0].weight).all()
+        return batch(at, self.rank)
+
+
+def loaders_fork() -> None:
+    pair = Pair()
+    forking = torch.multiprocessing.get_context("fork")
+    for _ in range(2):
+        if pair.rank == 1:
+            time.sleep(0.3)  # so the other's values are late when it forks
+        for x in torch.utils.data.DataLoader(
+            Batches(pair.model, pair.rank), None, num_workers=2, multiprocessing_context=forking
+        ):
+            assert torch.equal(x, batch(pair.steps % 4, pair.rank))
+            pair.step()
+    pair.check()
+
+
+CHECKS: List[Callable[[], None]] = [
+    loading_weights_too_late_is_refused,
+    a_new_optimizer_takes_written_weights,
+    a_new_optimizer_that_is_refused_leaves_the_older_one,
+    frozen_weights_are_the_script_s_own,
+    a_weight_is_frozen_and_thawed,
+    strides_may_differ,
+    activations_are_computed_again,
+    functions_take_parameters,
+    averages_are_evaluated_in_mid_training,
+    two_losses_reach_a_weight,
+    loaders_fork,
 ]
-CHOSEN: Dict[str, Callable[[Training], None]] = {one.__name__: one for one in HABITS}
 
-distributed.init_process_group("gloo")
-torch.set_num_threads(1)
-for name in sys.argv[1:] or CHOSEN:
-    CHOSEN[name](Training(HABITS.index(CHOSEN[name])))
-distributed.destroy_process_group()
+
+def main() -> None:
+    for check in CHECKS:
+        if sys.argv[1:] in ([], [check.__name__]):
+            check()
+            print("right:", check.__name__)
+
+
+if __name__ == "__main__":
+    main()

@@ -88,6 +88,8 @@ class Optimizer(torch.optim.Optimizer):
     """How often schedulers of torch's have stepped, also where that changed no setting."""
     _makes_own = False
     """Whether the script's own step is under way."""
+    _arguments: Tuple[Tuple[Any, ...], Dict[str, Any]] = (), {}
+    """Those of the script's own step, beside a closure."""
     _has_made = False
     """Whether the step that is called is made already."""
     _adds_up = False
@@ -208,15 +210,20 @@ class Optimizer(torch.optim.Optimizer):
         return steps
 
     @torch._disable_dynamo
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+    def step(
+        self, closure: Optional[Callable[[], Any]] = None, *more: Any, **named: Any
+    ) -> Any:
         """Has the weights be those of this step for whoever reads them from now on; returns at
-        once, with what `closure` returns if it is given: it is called first, with gradients.
+        once, with what `closure` returns if it is given: it is called first, with gradients. Where
+        a class of the script's takes other arguments, its own `step` gets them.
 
         Raises NotSupportedError where a gradient, or a setting of the optimizer, has changed after
         the first gradient had left.
         """
         if self._makes_own:  # `super(type(self), self).step`, as a script's class has it
-            return super(class_of(self), self).step(closure)
+            return super(class_of(self), self).step(closure, *more, **named)
+        if more or named:
+            self._arguments = more, named
         self._opt_called = True  # as schedulers have it, to see that steps are called before them
         loss = None if self._has_made else self._steps.step(closure)
         self._step_ends()
@@ -411,15 +418,16 @@ class Optimizer(torch.optim.Optimizer):
         """
         self._steps.exchange()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. Where gradients are to be zeroed in place, it waits until they have left."""
-        if not set_to_none:
+    def zero_grad(self, *given: Any, **named: Any) -> None:
+        """As torch's (`set_to_none=True`), or as the script's class has it. Where gradients are to
+        be zeroed in place, it waits until they have left."""
+        if not (given[0] if given else named.get("set_to_none", True)):
             self.wait()
             for parameter in parameters_of(self):
                 if parameter.grad is not None:
                     end_past(parameter.grad)
         with torch._C.DisableTorchFunctionSubclass():  # which asks late weights for gradients
-            super().zero_grad(set_to_none)
+            super().zero_grad(*given, **named)
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Has the servers go on from a state in torch's own format; all workers call it."""

@@ -192,6 +192,9 @@ class DistributedDataParallel(TorchParallel):
     def _register_accum_grad_hook(self) -> None:
         """torch's averages gradients for its compiler."""
 
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """torch's reducer measures."""
+
     def _get_ddp_logging_data(self) -> Dict[str, Any]:
         """torch's reducer has measured it."""
         return {}

@@ -269,9 +269,11 @@ def own_step(optimizer: torch.optim.Optimizer, closure: Optional[Callable[[], An
     step = class_of(optimizer).step
     if getattr(step, "hooked", False):
         step = step.__wrapped__
+    more, named = vars(optimizer).pop("_arguments", ((), {}))
+    given = (closure, *more) if more or closure is not None else ()
     vars(optimizer)["_makes_own"] = True
     try:
-        return step(optimizer) if closure is None else step(optimizer, closure)
+        return step(optimizer, *given, **named)
     finally:
         del vars(optimizer)["_makes_own"]
 

@@ -1,0 +1,277 @@
+"""Trains as public scripts for DistributedDataParallel do, each habit with a model of its own:
+their subclasses of wrappers and optimizers, parameters that no wrapper has, methods that were bound
+before, and what they do with a GradScaler. Prints losses. torch_public_habits.py [HABIT ...]"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections import OrderedDict, defaultdict
+from typing import Any, Callable, Dict, Iterator, List
+
+import torch
+from torch import distributed, nn
+from torch.distributed._composable.replicate import replicate
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 12
+
+
+def net() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(10, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 8), nn.Linear(8, 5)
+    )
+
+
+class Training:
+    """One habit's: its batches, and what it prints."""
+
+    def __init__(self, number: int) -> None:
+        self._number, self._told = number, 0
+        self.rank = distributed.get_rank()
+        self._numbers = torch.Generator().manual_seed(10 * number + self.rank)
+        torch.manual_seed(number)
+
+    def batches(self) -> Iterator[Any]:
+        for _ in range(STEPS):
+            data = torch.randn(8, 10, generator=self._numbers)
+            yield data, data[:, :5].argmax(1)
+
+    def tell(self, value: float) -> None:
+        at = 100 * self._number + self._told
+        self._told += 1
+        print(json.dumps({"rank": self.rank, "step": at, "loss": value}), flush=True)
+
+    def tell_weights(self, *models: nn.Module) -> None:
+        for model in models:
+            for one in model.state_dict().values():
+                self.tell(float(one.double().abs().sum()))
+
+
+loss_of = nn.functional.cross_entropy
+
+
+def step_of_the_base(it: Training) -> None:
+    """As detectron2 clips, by a class that is put on the optimizer."""
+
+    def step(self: Any, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            torch.nn.utils.clip_grad_value_(group["params"], 0.05)
+        return super(type(self), self).step(closure)
+
+    model = net()
+    made: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    made.__class__ = type("SGDWithGradientClip", (torch.optim.SGD,), {"step": step})
+    wrapped = DistributedDataParallel(model, broadcast_buffers=False)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda at: min(1.0, (at + 1) / 10))
+    for data, labels in it.batches():
+        loss = loss_of(wrapped(data), labels)
+        made.zero_grad()
+        loss.backward()
+        made.step()
+        scheduler.step()
+        it.tell(loss.item())
+    it.tell_weights(wrapped)
+
+
+class StepsInModule(DistributedDataParallel):
+    """As mmcv's, which calls the module in its own way and tells the reducer."""
+
+    def train_step(self, *batch: torch.Tensor) -> torch.Tensor:
+        self.reducer._rebuild_buckets()
+        if self._check_sync_bufs_pre_fwd():
+            self._sync_buffers()
+        loss = loss_of(self.module(batch[0]), batch[1])
+        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            self.reducer.prepare_for_backward([])
+        return loss
+
+
+class Unpacks(DistributedDataParallel):
+    """As mmcv's later ones, which unpack what they are given."""
+
+    def _run_ddp_forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.module(inputs[0]["data"], **named)
+
+
+def wrappers_of_their_own(it: Training) -> None:
+    for wrapped in (StepsInModule(net(), broadcast_buffers=False), Unpacks(net())):
+        made = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+        for data, labels in it.batches():
+            if isinstance(wrapped, StepsInModule):
+                loss = wrapped.train_step(data, labels)
+            else:
+                loss = loss_of(wrapped({"data": data}), labels)
+            made.zero_grad()
+            loss.backward()
+            made.step()
+            it.tell(loss.item())
+        it.tell_weights(wrapped)
+
+
+def no_wrapper(it: Training) -> None:
+    model = net()
+    replicate(model, bucket_cap_mb=100)
+    made = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for data, labels in it.batches():
+        made.zero_grad()
+        loss = loss_of(model(data), labels)
+        loss.backward()
+        made.step()
+        it.tell(loss.item())
+    it.tell_weights(model)
+
+
+def bound_steps(it: Training) -> None:
+    """As accelerate has them, which sees by its own function whether the scaler makes a step, and
+    sets rates only then; gradients overflow in the first steps."""
+    for clips in (False, True):
+        model = net()
+        wrapped = DistributedDataParallel(model)
+        made: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda at: 0.8**at)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=5)
+        bound, was_called = made.step, [False]
+
+        def patched(*given: Any, bound: Any = bound, was_called: Any = was_called) -> Any:
+            was_called[0] = True
+            return bound(*given)
+
+        for data, labels in it.batches():
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = loss_of(wrapped(data).float(), labels)
+            scaler.scale(loss).backward()
+            if clips:
+                scaler.unscale_(made)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            made.step, was_called[0] = patched, False
+            scaler.step(made)
+            scaler.update()
+            made.step = bound
+            if was_called[0]:
+                scheduler.step()
+            made.zero_grad()
+            it.tell(loss.item())
+            it.tell(was_called[0])
+        it.tell_weights(wrapped)
+
+
+def scaled_steps_are_left_out(it: Training) -> None:
+    """As SlowFast's first ones, whose scaler is told of them nevertheless; and rates are set
+    between `backward` and `unscale_`, as in SAM 2."""
+    for clips, sets in ((True, False), (False, False), (True, True)):
+        model = net()
+        wrapped = DistributedDataParallel(model)
+        made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        for at, (data, labels) in enumerate(it.batches()):
+            made.zero_grad()
+            loss = loss_of(wrapped(data), labels)
+            scaler.scale(loss).backward()
+            if sets:
+                made.param_groups[0]["lr"] = 0.1 / (at + 1)
+            scaler.unscale_(made)
+            if clips:
+                it.tell(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
+            if sets or at > 3:
+                scaler.step(made)
+            scaler.update()
+            it.tell(loss.item())
+        it.tell_weights(wrapped)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """As timm's: around another one, and without `super().__init__`."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self._base = base
+        self.param_groups, self.defaults = base.param_groups, base.defaults
+        self.state = defaultdict(dict)
+        self._optimizer_step_pre_hooks: Any = OrderedDict()
+        self._optimizer_step_post_hooks: Any = OrderedDict()
+        self._steps_made = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = self._base.step(closure)
+        self._steps_made += 1
+        if self._steps_made % 4 == 0:
+            for one in (one for group in self.param_groups for one in group["params"]):
+                state = self._base.state[one]
+                if "slow" not in state:
+                    state["slow"] = one.detach().clone()
+                state["slow"].add_(one - state["slow"], alpha=0.5)
+                one.copy_(state["slow"])
+        return loss
+
+
+def an_optimizer_around_another(it: Training) -> None:
+    wrapped = DistributedDataParallel(net())
+    made = Lookahead(torch.optim.AdamW(wrapped.parameters(), lr=1e-2))
+    for data, labels in it.batches():
+        made.zero_grad()
+        loss = loss_of(wrapped(data), labels)
+        loss.backward()
+        made.step()
+        it.tell(loss.item())
+    it.tell_weights(wrapped)
+
+
+def parameters_of_each_rank(it: Training) -> None:
+    """As PartialFC's and DLRM's, of other shapes, beside the wrapped model's in one optimizer."""
+    model = net()
+    wrapped = DistributedDataParallel(model)
+    torch.manual_seed(50 + it.rank)
+    own = nn.Linear(5, 5 + it.rank)
+    made = torch.optim.SGD(
+        [{"params": model.parameters()}, {"params": own.parameters()}], lr=0.1, momentum=0.9
+    )
+    for data, labels in it.batches():
+        loss = loss_of(own(wrapped(data)), labels)
+        loss.backward()
+        made.step()
+        made.zero_grad()
+        it.tell(loss.item())
+    it.tell_weights(wrapped, own)
+
+
+def averages_that_are_wrapped(it: Training) -> None:
+    """As k-diffusion's, whose buffers are rank 0's; a rate that is a tensor is written to between
+    `backward` and `step`."""
+    wrapped = DistributedDataParallel(net())
+    average = DistributedDataParallel(copy.deepcopy(wrapped.module))
+    average.module[1].running_mean += it.rank
+    rate = torch.tensor(0.01)
+    made = torch.optim.AdamW(wrapped.parameters(), lr=rate)
+    for data, labels in it.batches():
+        made.zero_grad()
+        loss = loss_of(wrapped(data), labels)
+        loss.backward()
+        made.param_groups[0]["lr"].mul_(0.9)
+        made.step()
+        with torch.no_grad():
+            for mean, one in zip(average.parameters(), wrapped.parameters()):
+                mean.lerp_(one, 0.1)
+            it.tell(loss_of(average.eval()(data), labels).item())
+        it.tell(loss.item())
+    it.tell_weights(wrapped, average)
+
+
+HABITS: List[Callable[[Training], None]] = [
+    step_of_the_base,
+    wrappers_of_their_own,
+    no_wrapper,
+    bound_steps,
+    scaled_steps_are_left_out,
+    an_optimizer_around_another,
+    parameters_of_each_rank,
+    averages_that_are_wrapped,
+]
+CHOSEN: Dict[str, Callable[[Training], None]] = {one.__name__: one for one in HABITS}
+
+distributed.init_process_group("gloo")
+torch.set_num_threads(1)
+for name in sys.argv[1:] or CHOSEN:
+    CHOSEN[name](Training(HABITS.index(CHOSEN[name])))
+distributed.destroy_process_group()
