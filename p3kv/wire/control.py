@@ -138,8 +138,9 @@ class ControlClient:
 
     @property
     def not_let_in(self) -> bool:
-        """Whether this process will never belong to the job: refused, or nobody has answered."""
-        return self._error is not None and not self._welcomed
+        """Whether this process will never belong to the job: refused, or nobody has answered, also
+        before it left."""
+        return not self._welcomed and (self._error is not None or self._closing)
 
     def send(self, message: ToScheduler) -> None:
         """Sends a message; returns at once."""
