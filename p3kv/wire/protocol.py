@@ -122,9 +122,7 @@ FROM_WORKERS: Rules = {
         Kind.PROBE: Rule(MAX_PROBE_BYTES),
         Kind.OPTIMIZER: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
         Kind.ORDER: _message(ForwardOrder, only_rank_0=True),
-        Kind.STATES: Rule(
-            flags=StateHeader.WHOLE_TENSOR | StateHeader.MEAN | StateHeader.BEFORE
-        ),
+        Kind.STATES: Rule(flags=StateHeader.WHOLE_TENSOR | StateHeader.MEAN | StateHeader.BEFORE),
         Kind.STATE: _message(StateOutline, only_rank_0=True, flags=StateHeader.WHOLE_TENSOR),
         Kind.STATE_BYTES: Rule(MAX_STATE_BYTES, only_rank_0=True),
         Kind.CLIPPED: Rule(only_rank_0=True),

@@ -279,7 +279,7 @@ class Late(Watcher):
                 unwatch(self, (self.tensor,))
                 self._is_late = False
 
-    def _is_early(self) -> None:  # noqa: B027
+    def _is_early(self) -> None:
         """The script asks for it before the step has ended."""
 
     @abstractmethod

@@ -106,7 +106,8 @@ class Optimizer(torch.optim.Optimizer):
         """The script's optimizer, of a class that is this one, too."""
         check_arguments(model, optimizer, buffers, consistency, updates)
         own_step = vars(optimizer).get("step")
-        if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):
+        is_called = own_step is None or hasattr(own_step, "_wrapped_by_lr_sched")
+        if not is_called and not hasattr(class_of(optimizer).step, "attaches"):
             raise NotSupportedError(
                 f"the optimizer's step was replaced by {own_step}, which p3kv.torch.Optimizer "
                 "would not call: replace it afterwards"
@@ -156,7 +157,8 @@ class Optimizer(torch.optim.Optimizer):
             if "_steps" not in vars(self):
                 self.__class__ = class_of(self)
             raise
-        self.__dict__.pop("step", None)  # a scheduler's, which calls the class's of before
+        if hasattr(vars(self).get("step"), "_wrapped_by_lr_sched"):
+            del self.step  # a scheduler's, which calls the class's of before
         self._patch_step_function()
 
     def _made(
@@ -210,9 +212,7 @@ class Optimizer(torch.optim.Optimizer):
         return steps
 
     @torch._disable_dynamo
-    def step(
-        self, closure: Optional[Callable[[], Any]] = None, *more: Any, **named: Any
-    ) -> Any:
+    def step(self, closure: Optional[Callable[[], Any]] = None, *more: Any, **named: Any) -> Any:
         """Has the weights be those of this step for whoever reads them from now on; returns at
         once, with what `closure` returns if it is given: it is called first, with gradients. Where
         a class of the script's takes other arguments, its own `step` gets them.

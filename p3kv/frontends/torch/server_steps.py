@@ -8,7 +8,18 @@ import operator
 import threading
 from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Tuple,
+)
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet, ref
 
 import torch
@@ -41,7 +52,7 @@ from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.asleep import Asleep
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
 from p3kv.frontends.torch.values.leaving import ZEROES, Leaving, Own, Past, end_past, is_part
-from p3kv.frontends.torch.values.watched import watcher_of
+from p3kv.frontends.torch.values.watched import told_of_collectives, watcher_of
 from p3kv.frontends.torch.values.written import copied, is_written
 from p3kv.server.optimizer import State
 from p3kv.store.checks import check_optimizer
@@ -395,6 +406,15 @@ class ServerSteps(CommonSteps):
         else:
             self._given_way(why)
 
+    def collective_gets(self, tensors: Iterable[Any]) -> None:
+        """A collective of the script's may write to tensors, perhaps to memory of weights."""
+        with torch._C.DisableTorchFunctionSubclass():
+            large = [one for one in tensors if isinstance(one, torch.Tensor) and one.numel() > 1]
+            memory = {one.untyped_storage().data_ptr() for one in large}
+            for weight in self._shared.every if memory else ():
+                if weight.parameter.untyped_storage().data_ptr() in memory:
+                    weight.collective_gets()
+
     def _have_means(self) -> None:
         """Has gradients be means that a pass is to add to, or that the script's own optimizer is to
         use, but those that the script has changed. Raises NotSupportedError where one can't be."""
@@ -548,6 +568,7 @@ class ServerSteps(CommonSteps):
             if not self._expects_means:
                 self._exchange.on_use = None
             self._exchange.sees_weights = self._keeps_means
+            told_of_collectives.add(self)
             if unscaling is not None:
                 self._clipping.unscale(unscaling.factor, unscaling.overflow)
             return None

@@ -167,6 +167,11 @@ def take_all_of(module: torch.nn.Module) -> None:
             watcher.take(tensor)
 
 
+told_of_collectives: WeakSet[Any] = WeakSet()
+"""Whose `collective_gets(tensors)` is called before a collective may write to tensors: torch counts
+no such write."""
+
+
 def watch_collectives() -> None:
     """Has collectives of torch.distributed wait for the tensors that they are given; torch tells
     only of some of them, by version."""
@@ -186,6 +191,8 @@ def _waiting_check(check: Any) -> Any:
         if _WATCHERS:
             for watcher, tensor in _watched_among((tensors,)):
                 watcher.read(tensor, check)
+        for one in told_of_collectives:
+            one.collective_gets([tensors] if isinstance(tensors, torch.Tensor) else tensors)
         return check(tensors, *arguments, **named)
 
     return wait_and_check
