@@ -25,7 +25,7 @@ class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = torch.nn.Sequential(
-            torch.nn.Linear(8, 1200), torch.nn.BatchNorm1d(1200), torch.nn.Tanh(),
+            torch.nn.Linear(8, 1200, bias=False), torch.nn.BatchNorm1d(1200), torch.nn.Tanh(),
             torch.nn.Linear(1200, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1),
         )  # fmt: skip
         self.spare = torch.nn.Linear(8, 1)
@@ -84,11 +84,11 @@ CHANGES: Dict[str, Callable[[Parameters], object]] = {
     "clipped_by_value": lambda named: clip_grad_value_(named.values(), 0.01),
 }
 HABITS = [*CHANGES, "rate", "left_out", "left_out_adds", "left_out_read", "second_loss", "states"]
-HABITS += ["left_out_whole"]
+HABITS += ["left_out_whole", "scaled_after_no_sync", "cancelled_after_clipping"]
 
 
 def made(which: int, model: torch.nn.Module) -> torch.optim.Optimizer:
-    if which == len(HABITS) - 1:  # servers update whole tensors
+    if HABITS[which] == "left_out_whole":  # servers update whole tensors
         return torch.optim.Adafactor(model.parameters(), lr=0.01)
     if which % 3 == 0:
         return torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -128,11 +128,17 @@ def train(habit: str) -> None:
         is_late = step >= FIRST and step % 3 != 2
         if habit != "left_out_adds" or step < FIRST or step % 3 == 0:
             optimizer.zero_grad()
+        change, _, after = habit.partition("_after_")
+        if after:
+            with model.no_sync():
+                computed(step).backward()
         loss = computed(step)
         loss.backward()
         tell(step, loss.item())
-        if is_late and habit in CHANGES:
-            CHANGES[habit](named)
+        if after == "clipping":
+            tell(30 + step, float(clip_grad_norm_(named.values(), 0.5)))
+        if is_late and change in CHANGES:
+            CHANGES[change](named)
         if is_late and habit == "rate":
             optimizer.param_groups[0]["lr"] = 0.02 / step
         if is_late and habit == "left_out_read":

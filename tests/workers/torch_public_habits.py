@@ -258,6 +258,66 @@ def averages_that_are_wrapped(it: Training) -> None:
     it.tell_weights(wrapped, average)
 
 
+class OwnArguments(torch.optim.SGD):
+    """As apex's: `step` has other arguments than torch's, and `zero_grad` none."""
+
+    def step(self, closure: Any = None, scale: float = 1.0) -> Any:
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.grad.mul_(scale)
+        return super().step(closure)
+
+    def zero_grad(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.grad = None
+
+
+def steps_of_their_own(it: Training) -> None:
+    """With other arguments; and replaced before the first forward pass, as to be counted."""
+    wrapped = DistributedDataParallel(net())
+    own = OwnArguments(wrapped.parameters(), lr=0.1)
+    for data, labels in it.batches():
+        own.zero_grad()
+        loss_of(wrapped(data), labels).backward()
+        own.step(scale=0.5)
+    it.tell_weights(wrapped)
+    wrapped = DistributedDataParallel(net())
+    made: Any = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+    bound, calls = made.step, []
+
+    def counted(*given: Any) -> Any:
+        calls.append(1)
+        return bound(*given)
+
+    made.step = counted
+    for data, labels in it.batches():
+        made.zero_grad()
+        loss_of(wrapped(data), labels).backward()
+        made.step()
+    it.tell(len(calls))
+    it.tell_weights(wrapped)
+
+
+def weights_are_broadcast(it: Training) -> None:
+    """Rank 0 loads them in the middle, and gives them to the others by a collective."""
+    wrapped = DistributedDataParallel(net())
+    made = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    for at, (data, labels) in enumerate(it.batches()):
+        if at == 7:
+            if it.rank == 0:
+                halved = {name: one * 0.5 for name, one in wrapped.state_dict().items()}
+                wrapped.load_state_dict(halved)
+            for one in wrapped.state_dict().values():
+                distributed.broadcast(one, 0)
+        made.zero_grad()
+        loss = loss_of(wrapped(data), labels)
+        loss.backward()
+        made.step()
+        it.tell(loss.item())
+    it.tell_weights(wrapped)
+
+
 HABITS: List[Callable[[Training], None]] = [
     step_of_the_base,
     wrappers_of_their_own,
@@ -267,6 +327,8 @@ HABITS: List[Callable[[Training], None]] = [
     an_optimizer_around_another,
     parameters_of_each_rank,
     averages_that_are_wrapped,
+    steps_of_their_own,
+    weights_are_broadcast,
 ]
 CHOSEN: Dict[str, Callable[[Training], None]] = {one.__name__: one for one in HABITS}
 

@@ -12,6 +12,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import distributed
 from torch.distributed.algorithms import Join
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel as TorchParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -127,6 +128,12 @@ class DistributedDataParallel(TorchParallel):
         codec = _CODECS[name]
         if codec is not None and config.current().gradient_codec != codec:
             config.configure(gradient_codec=codec)
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        """torch's hooks in C++, which do the same as those in Python."""
+        rounds = comm_hook_type.name == "FP16_COMPRESS"
+        made = default_hooks.fp16_compress_hook if rounds else default_hooks.allreduce_hook
+        self.register_comm_hook(None, made)
 
     @contextmanager
     def join(

@@ -43,8 +43,9 @@ class Passes:
         """The passes since the last step, but those in `no_sync`."""
         self._has_unsynced = False
         """Whether there was one in `no_sync`, too."""
-        self._has_uncalled = False
-        """Whether there was one without calls of its own, of a graph that others had."""
+        self.adds = self.adds_plainly = False
+        """Whether there was one since gradients of the step began to leave; and whether each such
+        had calls of its own, and was in no `no_sync`."""
         self._is_last: Dict[Kind, bool] = {}
         """Whether all passes of a kind were the last before a step."""
         self.steps = 0
@@ -74,7 +75,9 @@ class Passes:
 
     def reached(self) -> bool:
         """A gradient is complete; returns whether it leaves."""
-        self._has_uncalled |= self._has_ended and not self._is_open
+        if not self._is_open:
+            self.adds, was_called = True, not self._has_ended
+            self.adds_plainly &= self.syncs and was_called
         self._is_open = True
         if not self._has_begun:
             self._has_begun = True
@@ -83,16 +86,9 @@ class Passes:
             self._has_unsynced |= not self.syncs
         return self.leaves
 
-    @property
-    def are_called(self) -> bool:
-        """Whether all since the last step have calls of models of their own, and are in no
-        `no_sync`."""
-        return not (self._has_unsynced or self._has_uncalled)
-
-    @property
-    def are_several(self) -> bool:
-        """Whether gradients of more than one have come since the last step."""
-        return len(self._since_step) > 1 or self._has_unsynced
+    def leave(self) -> None:
+        """Gradients of the step leave from now on, those of the pass under way among them."""
+        self.adds, self.adds_plainly = False, True
 
     @property
     def are_local(self) -> bool:
@@ -115,7 +111,7 @@ class Passes:
             *others, last = self._since_step
             self._is_last.setdefault(last, True)
             self._is_last.update((kind, False) for kind in others)
-        self._since_step, self._has_unsynced, self._has_uncalled = [], False, False
+        self._since_step, self._has_unsynced = [], False
 
 
 _every: WeakSet[Any] = WeakSet()

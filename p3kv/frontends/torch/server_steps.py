@@ -411,9 +411,9 @@ class ServerSteps(CommonSteps):
         with torch._C.DisableTorchFunctionSubclass():
             large = [one for one in tensors if isinstance(one, torch.Tensor) and one.numel() > 1]
             memory = {one.untyped_storage().data_ptr() for one in large}
-            for weight in self._shared.every if memory else ():
-                if weight.parameter.untyped_storage().data_ptr() in memory:
-                    weight.collective_gets()
+            for one in self._shared.every if memory else ():
+                if not one.is_table and one.parameter.untyped_storage().data_ptr() in memory:
+                    one.collective_gets()
 
     def _have_means(self) -> None:
         """Has gradients be means that a pass is to add to, or that the script's own optimizer is to
@@ -463,10 +463,10 @@ class ServerSteps(CommonSteps):
 
     @property
     def _are_own(self) -> bool:
-        """Whether a step can be taken back whose gradients are the sums of several passes: each is
-        this worker's own, of passes that the script's calls of models tell of."""
+        """Whether a step can be taken back to whose gradients a pass has added since they left: each
+        is this worker's own, and the script's calls of models tell of the pass."""
         assert self.passes is not None
-        if not self._can_take_back or not (self.passes.are_called or self._clipping.can_drop):
+        if not self._can_take_back or not (self.passes.adds_plainly or self._clipping.can_drop):
             return False
         return not any(
             one.leaving is not None
@@ -515,13 +515,13 @@ class ServerSteps(CommonSteps):
             why = self._changed_gradient()
         if not why:
             return None
-        if self.passes.are_several and not self._are_own:
+        if self.passes.adds and not self._are_own:
             self._exchange.check_gradients()
             return None
-        if not self.passes.are_several:
+        if not self.passes.adds:
             self._have_means()
         steps = self._taken_back(why)
-        if self.passes.are_several:
+        if self.passes.adds:
             steps.exchange_now()
         steps.has_passed = True
         return steps
@@ -809,6 +809,8 @@ class ServerSteps(CommonSteps):
                 self.attendance.say(self._pushes.step, True)
             self._means.clear()
             self._have_states = self._has_left = True
+            if self.passes is not None:
+                self.passes.leave()
 
     def _check_settings(self) -> None:
         """Raises NotSupportedError where the optimizer has changed since gradients left."""
@@ -883,7 +885,7 @@ class ServerSteps(CommonSteps):
     def _fetched_states(self) -> Iterator[Tuple[torch.Tensor, Dict[str, Any]]]:
         self._shared.check()
         self._own.combine({Feature.STATES}, "reading the optimizer's state")
-        if self._has_left and not self._can_take_back:
+        if self._has_left and (self._pushes.clipping.clips or not self._can_take_back):
             raise NotSupportedError(
                 "the optimizer's state was read between backward, when the first gradient left, "
                 "and step(): read it after step()"
@@ -894,8 +896,7 @@ class ServerSteps(CommonSteps):
             if isinstance(bucket, Table):
                 bucket.say_left_out()
                 continue
-            before = bucket.pushed and not self._pushes.clipping.clips
-            states = states_of(self._own, weight.key, self._whole, weight.member, before)
+            states = states_of(self._own, weight.key, self._whole, weight.member, bucket.pushed)
             if states:
                 shape = None if self._whole and weight.parameter.dim() else weight.shape
                 yield weight.parameter, imported(State.joined(states), shape, weight.device)
