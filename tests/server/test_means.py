@@ -1,8 +1,9 @@
-"""Mean gradients that servers keep of the last round: which, until when, and in which memory."""
+"""What servers keep of the last round, mean gradients and the states before it: which, until when,
+and in which memory."""
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Dict, List, Optional
 from weakref import ref
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from p3kv.errors import ProtocolError
 from p3kv.server.engine import ServerSlice
+from p3kv.server.optimizer import State
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, Member, SliceSizes
 from tests import engines
@@ -32,6 +34,33 @@ class AddingMeans(Adding):
         weight += total
 
 
+class Summing(AddingMeans):
+    """Remembers the sum of all means of a slice, and how many there were."""
+
+    def __init__(self) -> None:
+        self._states: Dict[int, State] = {}
+
+    def update(
+        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray,
+        step: Optional[int],
+    ) -> None:  # fmt: skip
+        super().update(key, index, weight, total, step)
+        before = self._states.get(index)
+        if before is None:
+            self._states[index] = State({"sum": total.copy()}, {"count": 1})
+        else:
+            before.elements["sum"] += total
+            count = before.numbers["count"] + 1
+            self._states[index] = State(before.elements, {"count": count})
+
+    def export(self, key: DeclaredKey, index: int) -> Optional[State]:  # type: ignore[override]
+        return self._states.pop(index, None)
+
+    def load(self, key: DeclaredKey, index: int, state: State) -> None:
+        elements = {name: array.copy() for name, array in state.elements.items()}
+        self._states[index] = State(elements, state.numbers)
+
+
 def tensor(*seed: int) -> np.ndarray:
     return np.random.RandomState([*seed]).randn(SIZE).astype(np.float32)
 
@@ -45,7 +74,8 @@ class Server:
 
     def __init__(self, keeps: bool = True, slice_size: int = 4, members: int = 0) -> None:
         self.engine = engine_of(WORKERS)
-        self.engine.set_optimizer(0, AddingMeans())
+        self.optimizer = Summing()
+        self.engine.set_optimizer(0, self.optimizer)
         self.engine.set_slice_sizes(INITIAL_ROUND, SliceSizes(slice_size))
         part = (SIZE // members,) if members else ()
         declared = DeclaredKey(
@@ -72,6 +102,9 @@ class Server:
     def both_push(self, round_: int) -> None:
         for rank in range(WORKERS):
             self.push(rank, round_)
+
+    def state_before(self, round_: int, member: int = 0) -> Optional[State]:
+        return self.key.copied_state(self.optimizer, False, member, round_)
 
     def buffers(self) -> int:
         """How many there are that nobody uses, or that keep a mean."""
@@ -164,3 +197,64 @@ def test_a_held_round_s_mean_is_there_before_it_ends_and_is_never_scaled(
     for round_ in range(1, ROUNDS if not is_dropped else 1):
         expected = expected + mean(round_) * FLOAT.type(scale)
     np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+def sum_before(round_: int) -> np.ndarray:
+    found = mean(1)
+    for before in range(2, round_):
+        found = found + mean(before)
+    return found
+
+
+@pytest.mark.parametrize("slice_size", [4, SIZE])
+def test_the_states_before_the_last_round_are_kept(slice_size: int) -> None:
+    server = Server(slice_size=slice_size)
+    server.both_push(1)
+    assert server.state_before(1) is None
+    for round_ in range(2, ROUNDS):
+        server.push(1, round_)
+        server.push(0, round_)
+        before = server.state_before(round_)
+        assert before is not None and before.numbers == {"count": round_ - 1}
+        np.testing.assert_array_equal(before.elements["sum"], sum_before(round_))
+        now = server.key.copied_state(server.optimizer, False)
+        assert now is not None and now.numbers == {"count": round_}
+    for rank in range(WORKERS):
+        server.push(rank, ROUNDS, gives=False)
+    unchanged = server.state_before(ROUNDS)
+    assert unchanged is not None and unchanged.numbers == {"count": ROUNDS - 1}
+    with pytest.raises(ProtocolError, match="before a round"):
+        Server(keeps=False).state_before(1)
+
+
+def test_the_states_before_stay_when_slices_change_their_size() -> None:
+    server = Server(slice_size=4)
+    for round_ in (1, 2):
+        server.both_push(round_)
+    server.engine.set_slice_sizes(4, SliceSizes(5))
+    for round_ in (3, 4, 5):
+        server.both_push(round_)
+        before = server.state_before(round_)
+        assert before is not None and before.numbers == {"count": round_ - 1}
+        np.testing.assert_array_equal(before.elements["sum"], sum_before(round_))
+
+
+def test_the_states_before_of_a_bucket_are_each_tensor_s() -> None:
+    """Together at first; then one tensor lacks a gradient, and has its own state from then on."""
+    server = Server(slice_size=SIZE, members=3)
+    for round_ in (1, 2):
+        server.both_push(round_)
+    for rank in range(WORKERS):
+        server.push(rank, 3, lacking=0b010)
+    for member in (1, 2, 3):
+        before = server.state_before(3, member)
+        part = slice(4 * (member - 1), 4 * member)
+        assert before is not None and before.numbers == {"count": 2}
+        np.testing.assert_array_equal(before.elements["sum"], sum_before(3)[part])
+    server.both_push(4)
+    counts = []
+    for member in (1, 2, 3):
+        before = server.state_before(4, member)
+        assert before is not None
+        counts.append(before.numbers["count"])
+    assert counts == [3, 2, 3]
