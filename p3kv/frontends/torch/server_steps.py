@@ -463,7 +463,7 @@ class ServerSteps(CommonSteps):
 
     @property
     def _are_own(self) -> bool:
-        """Whether a step can be taken back though a pass has added to its gradients since they left:
+        """Whether a step can be taken back though a pass has added to gradients that have left:
         each is this worker's own, and the script's calls of models tell of the pass."""
         assert self.passes is not None
         if not self._can_take_back or not (self.passes.adds_plainly or self._clipping.can_drop):

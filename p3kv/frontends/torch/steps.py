@@ -257,9 +257,8 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> List[torch.nn.Parameter]:
 def averaged(optimizer: torch.optim.Optimizer) -> List[torch.nn.Parameter]:
     """The parameters whose gradients are to be the means of all workers': an optimizer's, but those
     that its models do not average, and those that they have and no optimizer."""
-    own = parameters_of(optimizer)
-    known = {id(one) for one in (*own, *getattr(optimizer, "_bare", ()))}
-    bare = {id(one) for one in getattr(optimizer, "_bare", ())}
+    own, bare = parameters_of(optimizer), {*map(id, getattr(optimizer, "_bare", ()))}
+    known = {*map(id, own)}
     more = [one for one in getattr(optimizer, "_orphans", ()) if id(one) not in known]
     return [one for one in own if id(one) not in bare] + more
 
