@@ -141,7 +141,7 @@ def test_what_a_script_does_first_in_a_later_step_is_as_with_torch_s_own() -> No
     rates that the script changes, steps that it leaves out, a second loss, states that it reads."""
     script = SCRIPTS / "torch_late_changes.py"
     expected, found = losses(script), losses(script, "-m", "p3kv.ddp", P3KV_SLICE_SIZE=3000)
-    assert len(expected) == 676
+    assert len(expected) == 710
     assert found == pytest.approx(expected, rel=1e-5)
 
 

@@ -84,7 +84,7 @@ CHANGES: Dict[str, Callable[[Parameters], object]] = {
     "clipped_by_value": lambda named: clip_grad_value_(named.values(), 0.01),
 }
 HABITS = [*CHANGES, "rate", "left_out", "left_out_adds", "left_out_read", "second_loss", "states"]
-HABITS += ["left_out_whole", "scaled_after_no_sync", "cancelled_after_clipping"]
+HABITS += ["left_out_whole", "scaled_after_no_sync", "cancelled_after_clipping", "written_unused"]
 
 
 def made(which: int, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -121,14 +121,15 @@ def train(habit: str) -> None:
 
     def computed(step: int) -> torch.Tensor:
         data = torch.randn(16, 8, generator=numbers)
-        made = model(data, habit != "set_where_none" or step < FIRST)
+        lacks = habit == "written_unused" or (habit == "set_where_none" and step >= FIRST)
+        made = model(data, not lacks)
         return (made - data.sum(1, keepdim=True)).square().mean()
 
     for step in range(STEPS):
         is_late = step >= FIRST and step % 3 != 2
         if habit != "left_out_adds" or step < FIRST or step % 3 == 0:
             optimizer.zero_grad()
-        change, _, after = habit.partition("_after_")
+        change, _, after = habit.replace("_unused", "").partition("_after_")
         if after:
             with model.no_sync():
                 computed(step).backward()

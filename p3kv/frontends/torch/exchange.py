@@ -141,7 +141,12 @@ class Exchange:
     def check_kept(self) -> None:
         """Raises NotSupportedError where the script has written to a weight since its gradient has
         left, as far as that shows."""
-        self._written.check_kept(self._buckets)
+        with torch._C.DisableTorchFunctionSubclass():
+            self._written.check_kept(self._buckets)
+
+    def give_up(self) -> None:
+        """Workers update the weights from this step on, which the script may have written to."""
+        self._written.may_write = True
 
     def note_order(self, weight: Weight) -> None:
         """A parameter's gradient is complete, which in the first step tells the order."""

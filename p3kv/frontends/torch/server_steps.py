@@ -485,6 +485,7 @@ class ServerSteps(CommonSteps):
                 if weight.leaving is not None:
                     weight.leaving.is_dropped()
                     weight.leaving = None
+            self._exchange.give_up()
             self._exchange.push_remaining([one for one in self._shared.buckets if not one.pushed])
             if self._pushes.clipping.clips:
                 self._clipping.drop()
@@ -507,12 +508,13 @@ class ServerSteps(CommonSteps):
             return None
         settings = self._pushes.optimizer
         assert settings is not None
-        if settings.has_changed():
-            why = "the script sets the optimizer's param_groups between backward and step"
-        elif self._exchange.written_late(under_way=not self._pushes.clipping.clips):
-            why = f"{_WRITES} between backward and step"
-        else:
-            why = self._changed_gradient()
+        with torch._C.DisableTorchFunctionSubclass():  # weights are of a class that is told
+            if settings.has_changed():
+                why = "the script sets the optimizer's param_groups between backward and step"
+            elif self._exchange.written_late(under_way=not self._pushes.clipping.clips):
+                why = f"{_WRITES} between backward and step"
+            else:
+                why = self._changed_gradient()
         if not why:
             return None
         if self.passes.adds and not self._are_own:
