@@ -87,14 +87,15 @@ HABITS = [*CHANGES, "rate", "left_out", "left_out_adds", "left_out_read", "secon
 HABITS += ["left_out_whole", "scaled_after_no_sync", "cancelled_after_clipping", "written_unused"]
 
 
-def made(which: int, model: torch.nn.Module) -> torch.optim.Optimizer:
+def made(which: int, model: Net) -> torch.optim.Optimizer:
+    groups = [{"params": [*part.parameters()]} for part in (model.body, model.spare)]
     if HABITS[which] == "left_out_whole":  # servers update whole tensors
-        return torch.optim.Adafactor(model.parameters(), lr=0.01)
+        return torch.optim.Adafactor(groups, lr=0.01)
     if which % 3 == 0:
-        return torch.optim.AdamW(model.parameters(), lr=0.01)
+        return torch.optim.AdamW(groups, lr=0.01)
     if which % 3 == 1:
-        return torch.optim.SGD(model.parameters(), lr=0.002, momentum=0.9, nesterov=True)
-    return torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
+        return torch.optim.SGD(groups, lr=0.002, momentum=0.9, nesterov=True)
+    return torch.optim.Adam(groups, lr=0.01, amsgrad=True)
 
 
 def momenta(optimizer: torch.optim.Optimizer) -> float:
@@ -111,8 +112,9 @@ def train(habit: str) -> None:
     number = HABITS.index(habit)
     rank = distributed.get_rank()
     torch.manual_seed(number)
-    model = DistributedDataParallel(Net(), find_unused_parameters=True)
-    optimizer = made(number, model)
+    net = Net()
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+    optimizer = made(number, net)
     named = dict(model.named_parameters())
     numbers = torch.Generator().manual_seed(7 * number + rank)
 

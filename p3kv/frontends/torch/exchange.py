@@ -144,10 +144,6 @@ class Exchange:
         with torch._C.DisableTorchFunctionSubclass():
             self._written.check_kept(self._buckets)
 
-    def give_up(self) -> None:
-        """Workers update the weights from this step on, which the script may have written to."""
-        self._written.may_write = True
-
     def note_order(self, weight: Weight) -> None:
         """A parameter's gradient is complete, which in the first step tells the order."""
         if self._order is not None:

@@ -485,7 +485,6 @@ class ServerSteps(CommonSteps):
                 if weight.leaving is not None:
                     weight.leaving.is_dropped()
                     weight.leaving = None
-            self._exchange.give_up()
             self._exchange.push_remaining([one for one in self._shared.buckets if not one.pushed])
             if self._pushes.clipping.clips:
                 self._clipping.drop()

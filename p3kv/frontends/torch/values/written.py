@@ -38,8 +38,6 @@ class Written:
         """A copy of it, when its gradient was complete."""
         self._is_known = False
         """Whether all have been compared in this step, before its backward pass."""
-        self.may_write = False
-        """Whether the script may write to them: this step does not count, and there is no other."""
 
     def step_ends(self) -> None:
         """The next step's comparisons begin."""
@@ -111,7 +109,7 @@ class Written:
     def check(self, weight: Weight) -> None:
         """Raises NotSupportedError for a weight that has been written to; not while its next value
         is under way."""
-        if weight.is_table or self.may_write:
+        if weight.is_table:
             return
         may_be = weight.may_be_written() or weight.parameter._version != weight.value_version
         everywhere = may_be or (self._compares_all and not self._is_known)
