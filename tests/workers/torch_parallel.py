@@ -702,7 +702,7 @@ def weights_are_written_around_backward() -> None:
     for moment, first, by in (
         ("forward", 0, write), ("forward", 3, write), ("before", 0, write_data),
         ("before", 4, write), ("after", 0, write), ("after", 0, write_data),
-        ("clipped", 0, write), ("clipped", 1, write_data),
+        ("after", 4, write), ("clipped", 0, write), ("clipped", 1, write_data),
     ):  # fmt: skip
         wrapped = DDP(made(moment))
         twins = [copy.deepcopy(wrapped.module) for _ in range(WORKERS)]
@@ -733,15 +733,6 @@ def weights_are_written_around_backward() -> None:
             for one in twins[1:]:  # rank 0's buffers, in the next forward pass
                 one[1].load_state_dict({**one[1].state_dict(), **dict(twins[0][1].named_buffers())})
         assert optimizer.updates == "workers", (moment, first)
-    late = DDP(small())
-    optimizer = sgd(late)
-    for step in range(5):
-        optimizer.zero_grad()
-        loss_of(late, batch(step, dist.get_rank())).backward()
-        if step < 4:
-            optimizer.step()
-    write(late.module)
-    refused("'0.weight' between backward and step, for the first time", optimizer.step)
 
 
 def steps_are_left_out_that_are_clipped() -> None:
@@ -1106,11 +1097,7 @@ def what_it_can_t_train_is_refused() -> None:
     made = sgd(late)
     loss_of(late, batch(0, 0)).backward()
     nn.utils.clip_grad_norm_(late.parameters(), 0.05)
-    for one in late.parameters():
-        one.grad += 1
-    made.param_groups[0]["lr"] = 0.2
-    refused("was changed between backward and step", made.step)
-    del late, made, one
+    del late, made
     gc.collect()  # it does not make the step that servers hold
     mixed = small()
     by_hand = p3kv.torch.Optimizer(mixed, sgd(mixed))
