@@ -453,8 +453,7 @@ class ServerSteps(CommonSteps):
 
     @property
     def _can_take_back(self) -> bool:
-        """Whether what has left of this step need not count: servers hold it and may drop it, or
-        they know the states before it."""
+        """Whether what has left of this step need not count: it is held, or servers know before."""
         if not self._gives_way or self._joined is not None:
             return False
         if self._pushes.clipping.clips:
