@@ -453,7 +453,7 @@ class ServerSteps(CommonSteps):
 
     @property
     def _can_take_back(self) -> bool:
-        """Whether what has left of this step need not count: it is held, or servers know before."""
+        """Whether what has left of the step need not count: it is held, or can be undone."""
         if not self._gives_way or self._joined is not None:
             return False
         if self._pushes.clipping.clips:
