@@ -83,7 +83,8 @@ def test_a_rank_that_is_killed_is_named_where_another_s_process_group_finds_it_g
     result = run([_TORCHRUN, "--nproc-per-node", "2", *ddp], environment(P3KV_SECRET=""), JOB_S)
     assert result.code and "onnection" in result.output, result.output
     named = re.findall(r"p3kv scheduler: (\w+ \d)", result.output)
-    assert named in (["worker 1"], []), result.output  # torchrun may end the scheduler before
+    # Its server ends with it; torchrun may end the scheduler before it has said a word.
+    assert named in (["worker 1"], ["server 1"], []), result.output
 
 
 def test_a_rank_says_what_it_waits_for_where_the_store_does_not_answer() -> None:
