@@ -138,11 +138,11 @@ class Exchange:
         """Whether it has since `backward`; `under_way`: the step's values may be."""
         return self._written.shows_late(under_way)
 
-    def check_kept(self) -> None:
+    def check_kept(self, has_looked: bool) -> None:
         """Raises NotSupportedError where the script has written to a weight since its gradient has
-        left, as far as that shows."""
+        left, as far as that shows. `has_looked`: `written_late` has, at all that it can."""
         with torch._C.DisableTorchFunctionSubclass():
-            self._written.check_kept(self._buckets)
+            self._written.check_kept(() if has_looked else self._buckets)
 
     def note_order(self, weight: Weight) -> None:
         """A parameter's gradient is complete, which in the first step tells the order."""
@@ -391,7 +391,7 @@ def refuse_second(weight: Weight) -> NoReturn:
     raise NotSupportedError(
         f"the gradient of '{weight.name}' has left, and a second backward pass adds to it before "
         f"opt.step(): {_OTHER_LOSSES}. Where a reentrant checkpoint brings a gradient in parts, "
-        "put all in, or give use_reentrant=False"
+        "put all in, or give use_reentrant=False; or set P3KV_UPDATES=workers"
     )
 
 

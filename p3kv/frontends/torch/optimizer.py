@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from contextlib import contextmanager, nullcontext
+from inspect import signature
 from typing import (
     Any,
     Callable,
@@ -222,7 +223,9 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._makes_own:  # `super(type(self), self).step`, as a script's class has it
             return super(class_of(self), self).step(closure, *more, **named)
-        if more or named:
+        if more or named:  # torch's own take none
+            first = (closure,) if more or closure is not None else ()
+            signature(class_of(self).step).bind(self, *first, *more, **named)
             self._arguments = more, named
         self._opt_called = True  # as schedulers have it, to see that steps are called before them
         loss = None if self._has_made else self._steps.step(closure)

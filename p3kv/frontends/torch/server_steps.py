@@ -413,7 +413,7 @@ class ServerSteps(CommonSteps):
             memory = {one.untyped_storage().data_ptr() for one in large}
             for one in self._shared.every if memory else ():
                 if not one.is_table and one.parameter.untyped_storage().data_ptr() in memory:
-                    one.collective_gets()
+                    one.gave(torch.Tensor.data_ptr, None)
 
     def _have_means(self) -> None:
         """Has gradients be means that a pass is to add to, or that the script's own optimizer is to
@@ -686,7 +686,7 @@ class ServerSteps(CommonSteps):
         ServerSteps.made += 1
         self._begin(is_absent)
         self._exchange.push_remaining(self._shared.buckets)
-        self._exchange.check_kept()
+        self._exchange.check_kept(self.passes is not None and self._can_take_back)
         if is_absent:
             self._clipping.clip_as_before()
         self._clipping.end_step()

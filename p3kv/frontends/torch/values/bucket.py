@@ -167,10 +167,6 @@ class Weight:
             self._alias = result, result._version
         self._gave_memory = self._gave_memory or gives_memory(function)
 
-    def collective_gets(self) -> None:
-        """Others may write to its memory."""
-        self._gave_memory = True
-
     def may_be_written(self) -> bool:
         """Whether the script may have written into the parameter since the last call, as far as
         that shows without a comparison."""

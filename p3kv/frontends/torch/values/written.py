@@ -103,7 +103,7 @@ class Written:
                 if one._version != weight.value_version and one.requires_grad and counts:
                     raise _lost(weight)
         turn, before = self._turn, self._turn_value
-        if turn is not None and before is not None:
+        if turn is not None and before is not None and (buckets or before.device.type != "cpu"):
             turn.copies.to_host(_value(turn), partial(_refuse_lost, turn, before))
 
     def check(self, weight: Weight) -> None:
