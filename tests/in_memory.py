@@ -468,7 +468,7 @@ class MemoryJob:
         key_id, self._num_keys = self._num_keys, self._num_keys + 1
         made = make_layout(layout, shape)
         full = made.size_elems if self._whole else made.full_slice_elems(self._slice_size)
-        runs = balanced_runs(made.size_elems, full, self._loads)
+        runs = balanced_runs(made.size_elems, full, self._loads, grain_elems=made.grain_elems)
         self._loads = loads_with(self._loads, runs)
         declared = DeclaredKey(
             key_id, name, shape, self.dtype, runs, layout=layout, codecs=self._codecs,

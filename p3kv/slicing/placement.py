@@ -177,7 +177,9 @@ class ByLink(Placement):
     def place(
         self, layout: Layout, slice_size: int, loads_elems: Sequence[int], topology: Topology
     ) -> List[Run]:
-        return balanced_runs(layout.size_elems, slice_size, loads_elems, topology.shares)
+        return balanced_runs(
+            layout.size_elems, slice_size, loads_elems, topology.shares, layout.grain_elems
+        )
 
 
 class Balanced(Placement):
@@ -186,7 +188,9 @@ class Balanced(Placement):
     def place(
         self, layout: Layout, slice_size: int, loads_elems: Sequence[int], topology: Topology
     ) -> List[Run]:
-        return balanced_runs(layout.size_elems, slice_size, loads_elems)
+        return balanced_runs(
+            layout.size_elems, slice_size, loads_elems, grain_elems=layout.grain_elems
+        )
 
 
 class RoundRobin(Placement):

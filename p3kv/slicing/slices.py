@@ -13,6 +13,8 @@ from p3kv.common.registry import Registry
 from p3kv.config import MAX_SLICE_ELEMS
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 
+_FULL_PARTS = 4
+"""How many slices at most a full one may become for the sake of even parts."""
 MAX_KEY_SLICES = 2**20
 """Most slices of a key: more would take seconds and a gigabyte to cut."""
 
@@ -38,6 +40,7 @@ def balanced_runs(
     slice_size: int,
     loads_elems: Sequence[int],
     shares: Optional[Sequence[float]] = None,
+    grain_elems: int = 1,
 ) -> List[Run]:
     """Returns the runs of a tensor, the server of its first slice first.
 
@@ -47,21 +50,47 @@ def balanced_runs(
     an iteration takes as long as the link of the server with the most elements. Full slices go
     round robin, as in P3 section 4.2, but a bias with few elements does not count like a full
     slice.
+
+    A tensor of more than a slice, and of a quarter of one for each server, is in even parts of
+    whole grains where loads are even: in a model of few large arrays no others travel beside it,
+    and servers without a part would idle.
     """
-    equal = [1.0] * len(loads_elems)
-    servers = [
-        ((load + slice_size) / share, server, load, share)
-        for server, (load, share) in enumerate(zip(loads_elems, shares or equal))
+    kept = [
+        (load, server, share)
+        for server, (load, share) in enumerate(zip(loads_elems, shares or [1.0] * len(loads_elems)))
         if share > 0
     ]
-    heapq.heapify(servers)
     runs: Dict[int, int] = {}
+    parts = _even_parts(size_elems, slice_size, kept, grain_elems)
+    if parts:
+        kept = [(load + part, server, share) for (load, server, share), part in zip(kept, parts)]
+        first = sum(loads_elems) // slice_size % len(kept)
+        runs = {kept[at - first][1]: parts[at - first] for at in range(len(kept))}
+        size_elems, slice_size = size_elems - sum(parts), grain_elems
+    servers = [((load + slice_size) / share, server, load, share) for load, server, share in kept]
+    heapq.heapify(servers)
     for length in _lengths(size_elems, slice_size):
         _, server, load, share = servers[0]
         load += length
         heapq.heapreplace(servers, ((load + slice_size) / share, server, load, share))
         runs[server] = runs.get(server, 0) + length
     return list(runs.items())
+
+
+def _even_parts(
+    size_elems: int, slice_size: int, kept: Sequence[Tuple[int, int, float]], grain_elems: int
+) -> List[int]:
+    """The part of each server, by its share and rounded down to whole grains; none where a part is
+    too small to be a slice, or where a server has a slice less than another and is to have more.
+
+    `kept` has the elements of each server, its rank and its share.
+    """
+    together = sum(share for _, _, share in kept)
+    parts = [int(size_elems * share / together) // grain_elems * grain_elems for *_, share in kept]
+    fullest = max(load / share for load, _, share in kept)
+    is_even = all((load + slice_size - grain_elems) / share >= fullest for load, _, share in kept)
+    is_worth = size_elems > slice_size and _FULL_PARTS * min(parts) >= slice_size
+    return parts if is_even and is_worth else []
 
 
 def cut(runs: Sequence[Run], slice_size: int) -> Tuple[Slice, ...]:

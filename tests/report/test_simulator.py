@@ -138,8 +138,7 @@ def test_a_worker_that_lags_starves_unless_its_round_goes_first(name, hosts, rat
 
 
 def test_equal_parts_that_workers_push_in_turn_keep_many_links_busy():
-    """32 hosts; a slice of 50,000 elements would take a server's link as long as all of a layer
-    takes 32 links."""
+    """32 hosts; a layer has a quarter of a slice of 50,000 elements for each server."""
     hosts, layers = 32, 16
     workload = Workload(
         [[(key, 400_000)] for key in range(layers)], [1 / 48] * layers, [2 / 48] * layers
@@ -158,7 +157,7 @@ def test_equal_parts_that_workers_push_in_turn_keep_many_links_busy():
     )
     assert parts_s < 1.01 * lower_s
     assert at_once_s > 1.03 * parts_s
-    assert slices_s > 1.1 * parts_s
+    assert slices_s > 1.04 * parts_s
 
 
 def test_256_equal_hosts_take_as_long_to_simulate_as_four():
@@ -255,7 +254,7 @@ def test_slices_cover_each_array_once():
     assert [message.size_bytes / 4 for message in messages] == [50_000, 50_000, 20_001, 7, 50_000]
     assert [message.server for message in messages] == [0, 1, 2, 0, 1]
     assert [message.array for message in messages] == [0, 0, 0, 1, 2]
-    assert [message.server for message in cut(workload, P3KV, 3)] == [0, 1, 2, 2, 2]
+    assert [message.server for message in cut(workload, P3KV, 3)] == [0, 1, 2, 1, 2]
 
 
 def test_big_arrays_are_split_over_all_servers_and_others_go_to_one():

@@ -58,11 +58,11 @@ def test_the_slowest_worker_decides_how_large_slices_are() -> None:
         worker(rank): FirstSliceSize(50_000) for rank in range(2)
     }
     ((_, answer),) = job.handle(worker(0), DeclareKey("w", (120_000,), "float32"))
-    assert answer.runs == [(0, 70_000), (1, 50_000)]
+    assert answer.runs == [(0, 60_000), (1, 60_000)]
     ((_, answer),) = job.handle(worker(0), DeclareKey("v", (120_001,), "float32"))
-    assert answer.runs == [(1, 70_001), (0, 50_000)]
+    assert answer.runs == [(0, 60_001), (1, 60_000)]
     ((_, answer),) = job.handle(worker(0), DeclareKey("u", (1,), "float32"))
-    assert answer.runs == [(0, 1)]
+    assert answer.runs == [(1, 1)]
 
 
 def test_slices_follow_the_slowest_worker_when_the_network_changes_much() -> None:
@@ -292,7 +292,7 @@ def test_a_key_keeps_its_layout_and_its_rows_whole() -> None:
             worker(rank), DeclareKey("w", (9, 30), "float32", f"embedding{rank}", "rows")
         )
         assert answer == DeclaredKey(
-            0, "w", (9, 30), "float32", [(0, 180), (1, 90)], "embedding0", "rows"
+            0, "w", (9, 30), "float32", [(0, 150), (1, 120)], "embedding0", "rows"
         )
 
 

@@ -96,7 +96,8 @@ def test_balanced_is_the_default_and_fills_the_emptiest_server(
     loads, longest = [0] * num_servers, 0
     for layout, runs in zip(of, placed(JobSettings().placement, of, slice_size, num_servers)):
         full = layout.full_slice_elems(slice_size)
-        assert runs == balanced_runs(layout.size_elems, full, loads)
+        grain = layout.grain_elems
+        assert runs == balanced_runs(layout.size_elems, full, loads, grain_elems=grain)
         loads, longest = loads_with(loads, runs), max(longest, full)
         assert max(loads) - min(loads) <= longest
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import List
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from own_layout import WholeRows
 from p3kv.slicing import (
     Layout,
+    Run,
     balanced_runs,
     cut,
     gradient_credit_bytes,
@@ -29,11 +31,16 @@ slice_sizes = st.integers(1, 700)
 servers = st.lists(st.integers(0, 10_000), min_size=1, max_size=9)
 
 
+def placed(layout: Layout, slice_size: int, loads: List[int]) -> List[Run]:
+    full = layout.full_slice_elems(slice_size)
+    return balanced_runs(layout.size_elems, full, loads, grain_elems=layout.grain_elems)
+
+
 @given(layouts, slice_sizes, servers, slice_sizes)
 def test_slices_cover_a_tensor_exactly_once_whatever_their_size(
     layout: Layout, slice_size: int, loads: List[int], later_size: int
 ) -> None:
-    runs = balanced_runs(layout.size_elems, layout.full_slice_elems(slice_size), loads)
+    runs = placed(layout, slice_size, loads)
     owners = {}
     for elems in (slice_size, later_size):
         slices = layout.slices(runs, elems)
@@ -50,7 +57,7 @@ def test_slices_cover_a_tensor_exactly_once_whatever_their_size(
 def test_a_servers_slices_are_one_run_in_order(
     layout: Layout, slice_size: int, later_size: int, loads: List[int]
 ) -> None:
-    runs = balanced_runs(layout.size_elems, layout.full_slice_elems(slice_size), loads)
+    runs = placed(layout, slice_size, loads)
     slices = layout.slices(runs, later_size)
     for server in range(len(loads)):
         mine = [s for s in slices if s.server == server]
@@ -76,6 +83,24 @@ def test_after_any_keys_no_server_has_a_slice_more_than_another(
     for size in key_sizes:
         loads = loads_with(loads, balanced_runs(size, slice_size, loads))
         assert max(loads) - min(loads) <= slice_size
+
+
+@pytest.mark.parametrize(
+    ("size", "loads", "parts"),
+    [
+        (65_536, [0] * 8, [8_192] * 8),  # three slices: five links would idle
+        (524_288, [0] * 8, [65_536] * 8),  # and 21 are three for some, two for others
+        (100_001, [25_000, 0, 10, 10], [25_000, 25_001, 25_000, 25_000]),
+        (100_000, [0] * 17, [25_000] * 4),  # less than a quarter for each
+        (25_000, [0] * 2, [25_000]),  # a slice travels whole
+        (100_000, [90_000, 0, 0, 0], [50_000, 25_000, 25_000]),  # fills up first
+    ],
+)
+def test_a_tensor_is_in_even_parts_where_each_is_worth_a_frame(
+    size: int, loads: List[int], parts: List[int]
+) -> None:
+    runs = balanced_runs(size, 25_000, loads)
+    assert sorted(length for _, length in runs) == sorted(parts)
 
 
 @given(st.integers(0, 50), st.integers(1, 9))
