@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import operator
 import threading
 from contextlib import suppress
 from functools import partial
@@ -28,10 +27,12 @@ from torch.amp.grad_scaler import GradScaler
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.averages import AverageSteps, Gradients, check_sums
-from p3kv.frontends.torch.clipping import NOT_FINITE, Clipping, LateNorm, LateOverflow
+from p3kv.frontends.torch.changes import WRITES, Changes
+from p3kv.frontends.torch.clipping import NOT_FINITE, Clipping, LateOverflow
 from p3kv.frontends.torch.exchange import refuse_second
 from p3kv.frontends.torch.hooks import Hooks
 from p3kv.frontends.torch.joining import How
+from p3kv.frontends.torch.means import Means
 from p3kv.frontends.torch.optimizers.optimizer_settings import needs_whole
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.optimizers.states import (
@@ -45,13 +46,12 @@ from p3kv.frontends.torch.optimizers.states import (
 from p3kv.frontends.torch.passes import Passes, tell_of_passes
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
-from p3kv.frontends.torch.script_marks import waited
 from p3kv.frontends.torch.shared_model import SharedModel
 from p3kv.frontends.torch.steps import CommonSteps, evaluated, parameters_of
 from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.asleep import Asleep
-from p3kv.frontends.torch.values.bucket import Bucket, Weight
-from p3kv.frontends.torch.values.leaving import ZEROES, Leaving, Own, Past, end_past, is_part
+from p3kv.frontends.torch.values.bucket import Weight
+from p3kv.frontends.torch.values.leaving import ZEROES, Leaving, Own, Past, end_past
 from p3kv.frontends.torch.values.watched import told_of_collectives, watcher_of
 from p3kv.frontends.torch.values.written import copied, is_written
 from p3kv.server.optimizer import State
@@ -61,7 +61,6 @@ from p3kv.store.states import give_state, states_of
 from p3kv.worker.saving.cuts import Unpushed
 
 _log = logging.getLogger("p3kv")
-_WRITES = "the script writes to weights"
 _READ_NOTHING = {*ZEROES, "detach_", "requires_grad_"}
 """Functions by which scripts zero a gradient."""
 
@@ -123,9 +122,6 @@ class ServerSteps(CommonSteps):
         shared = self._shared = SharedModel(
             client, model, optimizer, buffers, self._whole, sparse, keeps_means=self._expects_means
         )
-        self._means: Dict[int, Tuple[int, Optional[torch.Tensor], int]] = {}
-        """By bucket, means of gradients that the script has used: their round, and as
-        `WorkerStore.mean_gradient`."""
         self._all_left = False
         """Whether no more gradients of the step leave."""
         self._becoming = threading.Lock()
@@ -136,6 +132,7 @@ class ServerSteps(CommonSteps):
         self._clipping = Clipping(
             own, self._pushes.clipping, worker.num_workers, worker.barrier, self._expects_means
         )
+        self._means = Means(own, self._exchange, self._clipping, self._of)
         self._script_optimizer = TorchScriptOptimizer(
             optimizer,
             {at: weight.key.key for at, (_, weight) in self._of.items()},
@@ -144,16 +141,10 @@ class ServerSteps(CommonSteps):
             own.codec_applies_momentum,
             sparse,
         )
+        self._changes = Changes(optimizer, self._exchange, self._of)
         self._undecided: Optional[Gradients] = None
         """While the first step has not shown who updates the weights: what tells it of all
         workers."""
-        self._settings_then: List[Any] = []
-        self._versions_then: List[int] = []
-        """Of the optimizer's groups, when the first gradient came, and torch's counts of writes to
-        those that are tensors."""
-        self._seen: Dict[int, Leaving] = {}
-        """By weight: gradients that leave in `step`, and would be means already if workers updated
-        the weights. Until then their uses are seen."""
         self._gives_way = may_give_way and self._may_give_way()
         if self._gives_way:
             check_optimizer(own, self._script_optimizer, None)
@@ -207,14 +198,12 @@ class ServerSteps(CommonSteps):
         self._made_then = ServerSteps.made
         bucket, weight = self._of[id(parameter)]
         end_past(parameter.grad)
-        if self._undecided is not None and not self._settings_then:
-            then = self._settings_then = self._settings()
-            self._versions_then = [one._version for one in then if isinstance(one, torch.Tensor)]
-        if self._seen:
-            self._unsee(weight)
+        if self._undecided is not None:
+            self._changes.first_gradient_comes()
+        self._changes.unsee(weight)
         if not syncs:
             if self._may_leave():
-                self._see(bucket, weight)
+                self._changes.see(bucket, weight)
             return
         if bucket.pushed or weight.leaving is not None:
             why = "the script makes several backward passes"
@@ -234,22 +223,6 @@ class ServerSteps(CommonSteps):
             self._begin()
             if is_complete:
                 self._exchange.push(bucket)
-
-    def _see(self, bucket: Bucket, weight: Weight) -> None:
-        """Has uses of a gradient be seen that leaves in `step`: while it is not decided who updates
-        the weights, they decide it, and later nothing may change it."""
-        gradient = weight.parameter.grad
-        assert gradient is not None
-        seen = Leaving(weight, gradient, bucket.wait, keeps_copy=is_part(gradient))
-        seen.on_use = self._exchange.on_use
-        self._seen[id(weight)] = seen
-
-    def _unsee(self, weight: Weight) -> Optional[Leaving]:
-        """The gradient of a weight whose uses were seen; they are not any more."""
-        seen = self._seen.pop(id(weight), None)
-        if seen is not None:
-            seen.stays()
-        return seen
 
     def _may_give_way(self) -> bool:
         """Whether workers could update the weights by these settings."""
@@ -292,79 +265,15 @@ class ServerSteps(CommonSteps):
         """Has a gradient be what it is with DistributedDataParallel by now; returns why it can't
         be. Waits for all workers' gradients. Raises NotSupportedError where the script has changed
         it."""
-        weight: Weight = own.weight
-        gradient = own.gradient
-        factors = self._clipping.factors if own.in_step else self._clipping.last_factors
-        if own.factors == len(factors):
-            return ""
-        if isinstance(own, Leaving):
-            own.check(gradient)
-        if own.factors is None:
-            why = self._why_no_mean(own)
-            if why:
-                return why
-            if own.in_step:  # which those are now that leave in step
-                assert weight.leaving is not None
-                own = weight.leaving
-            bucket, _ = self._of[id(weight.parameter)]
-            mean, _ = self._mean_of(bucket)
-            assert mean is not None
-            if weight.member:
-                mean = mean.split([one.size_elems for one in weight.key.members])[weight.member - 1]
-            own.becomes(mean.view(weight.shape), 0)
-        for at, factor in enumerate(factors[own.factors or 0 :], own.factors or 0):
-            number = factor.factor() if isinstance(factor, LateNorm) else factor
-            own.becomes(gradient * number, at + 1)
-        return ""
-
-    def _why_no_mean(self, own: Own) -> str:
-        """Why a gradient can't become the mean; empty if it can. Has all leave in this step."""
-        weight: Weight = own.weight
-        if not weight.key.declared.keeps_means:
-            return (
-                "servers keep means where each round is exchanged, by a codec of gradients that "
-                "remembers nothing, and none of sparse gradients"
-            )
-        if isinstance(own, Past) and own.round != weight.key.round:
-            return "it is of an earlier step than the last one"
-        if isinstance(own, Past) and not own.is_as_it_was:
-            return "the script has changed it since the step"
-        if isinstance(own, Leaving):
-            if not self._clipping.is_known:
-                return "gradients of the first step leave in step"
+        why = self._means.why_none(own)
+        if not why and own.factors is None and own.in_step:
             self._have_all_leave()
-        if own.in_step and (weight.leaving is None or weight.leaving.gradient is not own.gradient):
-            return "the script has replaced it"
-        self._exchange.asleep.settle()
-        lacked = self._exchange.lacked
-        while lacked:
-            bucket, lacking = lacked[-1]
-            _, by_all = self._mean_of(bucket)
-            for at, one in enumerate(bucket.weights):
-                if (lacking & ~by_all) >> at & 1 and one.parameter.requires_grad:
-                    return (
-                        f"'{one.name}' has a gradient on another worker and none on this one, "
-                        "which the script may have left out"
-                    )
-            lacked.pop()
-        return ""
-
-    def _mean_of(self, bucket: Bucket) -> Tuple[Optional[torch.Tensor], int]:
-        """As `WorkerStore.mean_gradient`. That of several parameters is kept until the next
-        step."""
-        key = bucket.key
-        round_, mean, lacking = self._means.get(id(bucket), (-1, None, 0))
-        if round_ != key.round:
-            array, lacking = waited(lambda: self._own.mean_gradient(key))
-            mean, lacking = (None, -1) if array is None else (torch.from_numpy(array), lacking)
-            if not bucket.is_alone:
-                self._means[id(bucket)] = key.round, mean, lacking
-        return mean, lacking
+        return why or self._means.become(own)
 
     def _have_all_leave(self) -> None:
         """No more gradients come before the step."""
         if not self._all_left:
-            self._check_seen()
+            self._changes.check_seen()
             self._begin()
             self._exchange.push_remaining(self._shared.buckets)
             self._all_left = True
@@ -398,7 +307,7 @@ class ServerSteps(CommonSteps):
         if len(parameters_of(self._optimizer)) > len(self._places):
             why = "the script gives the optimizer more parameters"
         elif self._exchange.written():
-            why = _WRITES
+            why = WRITES
         else:
             return
         if self.may_change:
@@ -442,6 +351,14 @@ class ServerSteps(CommonSteps):
         why = "the script makes a step whose backward passes are all in no_sync"
         return self._decided(why, is_over=False) if self.may_change else self._given_way(why)
 
+    def _given_way_if_asked(self, why: str = "") -> Optional[AverageSteps]:
+        """What makes steps from this one on, by what the script has done before it clips or makes a
+        step; None where these go on. `why` has workers update in the first step."""
+        steps = self._given_way_if_local()
+        if steps is None and self.may_change:
+            return self._decided(why or self._changes.of_first_step())
+        return steps or self._changed_late()
+
     def _given_way(self, why: str) -> AverageSteps:
         """What makes steps from now on, between two of them: workers update the weights."""
         self._shared.check()
@@ -480,7 +397,7 @@ class ServerSteps(CommonSteps):
         since values are written when a step ends. All workers find the same."""
         with torch._C.DisableTorchFunctionSubclass():
             for _, weight in self._of.values():
-                self._unsee(weight)
+                self._changes.unsee(weight)
                 if weight.leaving is not None:
                     weight.leaving.is_dropped()
                     weight.leaving = None
@@ -506,13 +423,7 @@ class ServerSteps(CommonSteps):
             return None
         settings = self._pushes.optimizer
         assert settings is not None
-        with torch._C.DisableTorchFunctionSubclass():  # weights are of a class that is told
-            if settings.has_changed():
-                why = "the script sets the optimizer's param_groups between backward and step"
-            elif self._exchange.written_late(under_way=not self._pushes.clipping.clips):
-                why = f"{_WRITES} between backward and step"
-            else:
-                why = self._changed_gradient()
+        why = self._changes.of_later_step(settings, self._pushes.clipping.clips)
         if not why:
             return None
         if self.passes.adds and not self._are_own:
@@ -526,18 +437,6 @@ class ServerSteps(CommonSteps):
         steps.has_passed = True
         return steps
 
-    def _changed_gradient(self) -> str:
-        """How a gradient of this step is not what `backward` has computed; empty if all are."""
-        for bucket, weight in self._of.values():
-            leaving, now = weight.leaving or self._seen.get(id(weight)), weight.parameter.grad
-            if leaving is not None:
-                change = leaving.change(now)
-            else:
-                change = "was set" if bucket.pushed and now is not None else None
-            if change is not None:
-                return f"the gradient of '{weight.name}' {change} before step"
-        return ""
-
     def check_added(self, parameters: Any) -> None:
         if not self._gives_way or self._undecided is not None:
             super().check_added(parameters)
@@ -549,7 +448,7 @@ class ServerSteps(CommonSteps):
 
     def stays(self) -> bool:
         """The step is about to end; returns whether servers update the weights."""
-        return self._decided(self._change() if self.may_change else "") is None
+        return self._decided(self._changes.of_first_step() if self.may_change else "") is None
 
     def _decided(
         self, why: str, is_over: bool = True, is_absent: bool = False
@@ -562,7 +461,7 @@ class ServerSteps(CommonSteps):
         if gradients is None:
             return None
         unscaling, self._unscaling = self._unscaling, None
-        seen = {id(weight): self._unsee(weight) for _, weight in self._of.values()}
+        seen = {id(weight): self._changes.unsee(weight) for _, weight in self._of.values()}
         if not gradients.any_says(bool(why)):
             self._shared.resuming.set_optimizer(self._script_optimizer)
             if not self._expects_means:
@@ -607,24 +506,6 @@ class ServerSteps(CommonSteps):
                 unscaling.overflow.is_now(math.inf if found.any() else 0.0)
         return steps
 
-    def _change(self) -> str:
-        """Why the step is not by the gradients that `backward` has computed, and the settings of
-        that time; empty if it is."""
-        now, then = self._settings(), self._settings_then
-        versions = [one._version for one in now if isinstance(one, torch.Tensor)]
-        is_other = len(now) != len(then) or any(map(operator.is_not, now, then))
-        if then and (is_other or versions != self._versions_then):
-            return "the script sets the optimizer's param_groups between backward and step"
-        if self._exchange.written_late(under_way=False):
-            return _WRITES
-        return self._changed_gradient()
-
-    def _settings(self) -> List[Any]:
-        """The very objects: a schedule's first number may be equal to what it replaces."""
-        groups = self._optimizer.param_groups
-        its = [one[name] for one in groups for name in sorted(one) if name != "params"]
-        return [self._optimizer._scheduled, *its]
-
     def clips_by_torch(self, norm_type: float) -> bool:
         """Whether the script's clipping is torch's, of gradients that are means: in the first step
         by another norm, and where it comes for the first time in a later one."""
@@ -636,12 +517,7 @@ class ServerSteps(CommonSteps):
     def clip(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         self._shared.check()
         is_scaled = self._unscaled != ServerSteps.scaled
-        steps = self._given_way_if_local()
-        if steps is None:
-            why = "the script clips scaled gradients" if is_scaled else ""
-            steps = self._decided(why or (self._change() if self.may_change else ""))
-        if steps is None:
-            steps = self._changed_late()
+        steps = self._given_way_if_asked("the script clips scaled gradients" if is_scaled else "")
         if steps is not None:
             return steps.clip(max_norm, error_if_nonfinite)
         check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
@@ -669,9 +545,7 @@ class ServerSteps(CommonSteps):
         steps = vars(self._optimizer)["_steps"]
         if steps is self:
             self._shared.check()
-            steps = self._given_way_if_local()
-            if steps is None:
-                steps = self._decided(self._change()) if self.may_change else self._changed_late()
+            steps = self._given_way_if_asked()
         if steps is not None:  # since the closure, or from now on
             steps.step(None)
         else:
@@ -681,7 +555,7 @@ class ServerSteps(CommonSteps):
     def _end_step(self, is_absent: bool = False) -> None:
         """`is_absent`: this worker has no batch, and so no gradient."""
         self._check_groups()
-        self._check_seen()
+        self._changes.check_seen()
         self._steps_next &= self._made_then == ServerSteps.made
         ServerSteps.made += 1
         self._begin(is_absent)
@@ -721,19 +595,6 @@ class ServerSteps(CommonSteps):
                 "worker's rates change: step schedulers once in an epoch, give worker 0 the most "
                 "batches, or set P3KV_UPDATES=workers, by which each worker's rates are its own"
             )
-
-    def _check_seen(self) -> None:
-        """Raises NotSupportedError where the script has changed a gradient that is to leave now:
-        it has changed this worker's own, and not the mean."""
-        for _, weight in self._of.values() if self._seen else ():
-            seen, now = self._unsee(weight), weight.parameter.grad
-            change = None if seen is None or now is None else seen.change(now)
-            if change is not None and now is not None and now.any():
-                raise NotSupportedError(
-                    f"the gradient of '{weight.name}' {change} between backward and step, for the "
-                    "first time after the first step: it was this worker's own by then, and not "
-                    "the mean of all workers'. Set P3KV_UPDATES=workers, by which it is the mean"
-                )
 
     @property
     def asleep(self) -> Asleep:
@@ -807,7 +668,7 @@ class ServerSteps(CommonSteps):
                         )
             if self._joined is not None and not is_absent:
                 self.attendance.say(self._pushes.step, True)
-            self._means.clear()
+            self._means.step_begins()
             self._have_states = self._has_left = True
             if self.passes is not None:
                 self.passes.leave()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from inspect import unwrap
+from functools import partial
+from inspect import signature, unwrap
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 import torch
+from torch.optim import adam, adamw, sgd
 
 from p3kv.errors import ProtocolError, in_one_line
-from p3kv.frontends.torch.optimizers.kept_step import kept_step
 from p3kv.frontends.torch.optimizers.optimizer_settings import (
     BY_TENSOR,
     PlainTorchOptimizer,
@@ -55,7 +56,7 @@ class _Part:
             self._group, self._kept_step = group, None
             self.optimizer.param_groups[0].update(group)
         if self._kept_step is None:
-            self._kept_step = kept_step(self.optimizer, self.parameter, self._gradients)
+            self._kept_step = _kept_step(self.optimizer, self.parameter, self._gradients)
         if not self._is_half:
             self.parameter.data = weight
         if self._kept_step is not None and not gradient.is_sparse:
@@ -224,3 +225,53 @@ class TorchOptimizer(Optimizer):
             raise ProtocolError(
                 f"it sent a state that no optimizer can have: {in_one_line(error)}"
             ) from error
+
+
+_Function = Tuple[Callable[..., None], Tuple[str, ...]]
+_ENTRIES = {
+    "exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq", "max_exp_avg_sqs": "max_exp_avg_sq",
+    "momentum_buffer_list": "momentum_buffer", "state_steps": "step",
+}  # fmt: skip
+"""Arguments, and the entries of a state that they have."""
+_FIXED = {"found_inf": None, "grad_scale": None, "has_complex": False, "has_sparse_grad": False}
+
+
+def _functions() -> Dict[type, _Function]:
+    """What `step` calls at last, by the class, and its arguments. They change states in place."""
+    of_adam = getattr(adam, "_single_tensor_adam", None)
+    found = {
+        torch.optim.Adam: of_adam,
+        torch.optim.AdamW: getattr(adamw, "_single_tensor_adamw", of_adam),
+        torch.optim.SGD: getattr(sgd, "_single_tensor_sgd", None),
+    }
+    return {
+        kind: (function, tuple(signature(function).parameters))
+        for kind, function in found.items()
+        if function is not None
+    }
+
+
+_FUNCTIONS = _functions()
+
+
+def _kept_step(
+    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, gradients: List[torch.Tensor]
+) -> Optional[Callable[[], None]]:
+    """Function that makes a step of a dense gradient, the one in `gradients` then, with settings
+    and state that the optimizer has, and without what torch does each time to find them, which
+    takes longer than the update of a small slice. None before the first step, and where torch
+    offers none."""
+    if type(optimizer) not in _FUNCTIONS:
+        return None
+    function, arguments = _FUNCTIONS[type(optimizer)]
+    group, state = optimizer.param_groups[0], optimizer.state[parameter]
+    keeps_nothing = isinstance(optimizer, torch.optim.SGD) and not group["momentum"]
+    if None in state.values() or not (state or keeps_nothing):
+        return None
+    values: Dict[str, Any] = {**_FIXED, **group, "params": [parameter], "grads": gradients}
+    values.update(zip(("beta1", "beta2"), group.get("betas", ())))
+    for name, entry in _ENTRIES.items():
+        values[name] = [state[entry]] if entry in state else []
+    if not values.keys() >= set(arguments):
+        return None
+    return partial(function, **{name: values[name] for name in arguments})
