@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import sys
 from collections import OrderedDict, defaultdict
 from typing import Any, Callable, Dict, Iterator, List
@@ -305,6 +306,75 @@ def weights_are_broadcast(it: Training) -> None:
     it.tell_weights(wrapped)
 
 
+def weights_are_set(it: Training) -> None:
+    """By `data`, as of WGAN, and in place after a read that keeps nothing of p3kv's class."""
+    for how in ("set", "in place"):
+        wrapped = DistributedDataParallel(net())
+        made = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
+        for at, (data, labels) in enumerate(it.batches()):
+            made.zero_grad()
+            loss_of(wrapped(data), labels).backward()
+            made.step()
+            weight = wrapped.module[3].weight
+            if at >= 6 and how == "set":
+                weight.data = weight.data.clamp(-0.1, 0.1)
+            elif at >= 6 and weight.norm().item() > 0:
+                weight.data.mul_(0.9)
+        it.tell_weights(wrapped)
+
+
+def hooks_from_a_later_step_on(it: Training) -> None:
+    """Of `register_post_accumulate_grad_hook`, which come before the mean."""
+    wrapped = DistributedDataParallel(net())
+    made = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    for at, (data, labels) in enumerate(it.batches()):
+        if at == 5:
+            for one in wrapped.parameters():
+                one.register_post_accumulate_grad_hook(lambda one: one.grad.clamp_(-0.01, 0.01))
+        made.zero_grad()
+        loss_of(wrapped(data), labels).backward()
+        made.step()
+    it.tell_weights(wrapped)
+
+
+def passes_without_a_call(it: Training) -> None:
+    """Of the wrapper: gradients are each rank's own then. Once more through a graph that is kept,
+    of the module itself, and on rank 0 alone between two steps."""
+    for how, first in (("kept", 0), ("kept", 5), ("module", 5), ("alone", 5)):
+        wrapped = DistributedDataParallel(net())
+        made = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=0.9)
+        for at, (data, labels) in enumerate(it.batches()):
+            if how == "alone" and at >= first and it.rank == 0:
+                loss_of(wrapped.module.eval()(data), labels).backward()
+                it.tell(sum(float(one.grad.norm()) for one in wrapped.parameters()))
+                wrapped.train()
+            made.zero_grad()
+            loss = loss_of(wrapped(data), labels)
+            loss.backward(retain_graph=True)
+            if how == "kept" and at >= first:
+                (loss * 0.5).backward()
+            elif how == "module" and at >= first:
+                loss_of(wrapped.module(data * 0.5), labels).backward()
+            made.step()
+        it.tell_weights(wrapped)
+
+
+def clipped_twice(it: Training) -> None:
+    """To log the norm, from the first step on or later, and then to clip."""
+    for first in (0, 5):
+        wrapped = DistributedDataParallel(net())
+        made = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
+        for at, (data, labels) in enumerate(it.batches()):
+            made.zero_grad()
+            loss_of(wrapped(data), labels).backward()
+            if at >= first:
+                norm = nn.utils.clip_grad_norm_(wrapped.parameters(), math.inf)
+            nn.utils.clip_grad_norm_(wrapped.parameters(), 0.1)
+            made.step()
+        it.tell(float(norm))
+        it.tell_weights(wrapped)
+
+
 HABITS: List[Callable[[Training], None]] = [
     step_of_the_base,
     wrappers_of_their_own,
@@ -316,6 +386,10 @@ HABITS: List[Callable[[Training], None]] = [
     averages_that_are_wrapped,
     steps_of_their_own,
     weights_are_broadcast,
+    weights_are_set,
+    hooks_from_a_later_step_on,
+    passes_without_a_call,
+    clipped_twice,
 ]
 CHOSEN: Dict[str, Callable[[Training], None]] = {one.__name__: one for one in HABITS}
 

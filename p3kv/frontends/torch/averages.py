@@ -55,7 +55,7 @@ class AverageSteps(CommonSteps):
         optimizer: torch.optim.Optimizer,
         shared: SharedModel,
         gradients: Gradients,
-        syncs: Callable[[], bool],
+        syncs: Callable[[torch.Tensor], bool],
     ) -> None:
         """`shared` has the optimizer's parameters, and its store no optimizer. `syncs()`: whether a
         backward pass belongs to no `no_sync`. `check_sums` has raised nothing."""
@@ -78,7 +78,7 @@ class AverageSteps(CommonSteps):
         model: Optional[torch.nn.Module],
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str],
-        syncs: Callable[[], bool],
+        syncs: Callable[[torch.Tensor], bool],
         older: Optional[SharedModel] = None,
     ) -> AverageSteps:
         """Shares the parameters of an optimizer, and has it step by means. `buffers` as in
@@ -98,7 +98,7 @@ class AverageSteps(CommonSteps):
 
     @classmethod
     def renewed(
-        cls, before: CommonSteps, shared: SharedModel, syncs: Callable[[], bool]
+        cls, before: CommonSteps, shared: SharedModel, syncs: Callable[[torch.Tensor], bool]
     ) -> AverageSteps:
         """As `attached`, with a new store in place of that which has shared the parameters."""
         rule = before._own.consistency
@@ -113,7 +113,7 @@ class AverageSteps(CommonSteps):
 
     def ready(self, parameter: torch.Tensor) -> None:
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
-        if not self._syncs():
+        if not self._syncs(parameter):
             return
         if self._pass.ready(parameter) and not is_in_backward():
             # Something else than torch.autograd.backward has called torch's engine.
@@ -131,6 +131,9 @@ class AverageSteps(CommonSteps):
             )
 
     @torch._disable_dynamo
+    def begin_pass(self) -> None:
+        self._hooks.stay_last()
+
     def finish(self) -> None:
         """Ends a backward pass, if one has begun: waits for all means, which are the gradients
         then."""

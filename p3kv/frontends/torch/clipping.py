@@ -56,7 +56,7 @@ class Clipping:
         self._steps = steps
         self._workers = workers
         self._barrier = barrier
-        self._is_clipped = self.has_clipped = False
+        self.is_clipped = self.has_clipped = False
         """Whether this step has been clipped, so that servers know of its end, and whether any
         has."""
         self._votes: Optional[bool] = None
@@ -99,7 +99,7 @@ class Clipping:
     def begin_clip(self, drops_nonfinite: bool) -> None:
         """To be called when a step is to be clipped, and perhaps to be dropped; raises as
         `begin`."""
-        if self._is_clipped:
+        if self.is_clipped:
             raise NotSupportedError("clip_grad_norm_ was called before in this step: call it once")
         if drops_nonfinite:
             self._check_dropping("opt.clip_grad_norm_(error_if_nonfinite=True)")
@@ -113,7 +113,7 @@ class Clipping:
         # values, later ones are under way.
         while self._late and self._late[0].is_known:
             self._late.popleft().take()
-        self._is_clipped = True
+        self.is_clipped = True
         self._steps.drops_nonfinite |= drops_nonfinite
         self._end(max_norm * self._workers)
         for outcome in self._outcomes:
@@ -144,7 +144,7 @@ class Clipping:
     def unscale(self, factor: float, overflow: LateOverflow) -> None:
         """Has all gradients of the step be multiplied by `factor` before their norm counts, and the
         step be dropped where a sum of them is not finite; `overflow` tells whether one is."""
-        if self._is_clipped:
+        if self.is_clipped:
             raise NotSupportedError(
                 "opt.clip_grad_norm_() was called before scaler.step(), which unscales gradients "
                 "that were clipped as they were: call scaler.unscale_(optimizer) before"
@@ -159,17 +159,17 @@ class Clipping:
     @property
     def can_drop(self) -> bool:
         """Whether servers hold this step, and nothing is said of what becomes of it."""
-        return self._steps.clips and not (self._is_clipped or self._has_said or self.factors)
+        return self._steps.clips and not (self.is_clipped or self._has_said or self.factors)
 
     @property
     def can_be_voted_down(self) -> bool:
         """Whether the step is clipped, and can be dropped still, since workers vote on it."""
-        return self._is_clipped and self._steps.has_votes and not self._has_said
+        return self.is_clipped and self._steps.has_votes and not self._has_said
 
     def drop(self) -> None:
         """Has servers drop the step, all gradients of which have left, as all workers say. There
         is none after it."""
-        if not self._is_clipped:
+        if not self.is_clipped:
             self._steps.drops = True
             self._end(math.inf)
         if self._steps.has_votes:
@@ -179,7 +179,7 @@ class Clipping:
         """To be called when all gradients of a step have left, held or not."""
         steps = self._steps
         if steps.clips:
-            if not self._is_clipped:
+            if not self.is_clipped:
                 self._end(math.inf)
             if steps.has_votes:
                 steps.vote(self._drops)
@@ -194,7 +194,7 @@ class Clipping:
                 outcome.comes(steps.norm() if is_norm else steps.is_dropped())
             self._late += self._outcomes
             self._outcomes = []
-        self._is_clipped = self._has_said = self._drops = False
+        self.is_clipped = self._has_said = self._drops = False
         steps.factor = 1.0
         self.last_factors, self.factors = self.factors, []
         self.is_known = True
@@ -204,7 +204,7 @@ class Clipping:
         if self._steps.clips:
             max_norm, self._steps.drops_nonfinite = self._last
             self._end(max_norm)
-            self._is_clipped = True
+            self.is_clipped = True
 
     def wait(self) -> None:
         """Waits for all that is late, and is not of an open step."""

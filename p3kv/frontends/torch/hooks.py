@@ -36,6 +36,14 @@ class Hooks:
         for bucket in self._buckets:
             self._add_all(bucket)
 
+    def stay_last(self) -> None:
+        """Has torch call these hooks after those that the script has registered since, by which it
+        may change the gradient, as DistributedDataParallel does."""
+        for handle in self._handles.values():
+            every = handle.hooks_dict_ref()
+            if every is not None and len(every) > 1:
+                every[handle.id] = every.pop(handle.id)
+
     def step_ends(self, bucket: Bucket) -> None:
         """Fewer hooks or more, by what the bucket has seen in its last steps."""
         if bucket.is_lean and not bucket.alike:

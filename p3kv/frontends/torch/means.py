@@ -54,7 +54,8 @@ class Means:
             return "it is of an earlier step than the last one"
         if isinstance(own, Past) and not own.is_as_it_was:
             return "the script has changed it since the step"
-        if isinstance(own, Leaving) and not self._clipping.is_known:
+        all_leave = self._clipping.is_known or self._clipping.has_clipped
+        if isinstance(own, Leaving) and not all_leave:
             return "gradients of the first step leave in step"
         return ""
 

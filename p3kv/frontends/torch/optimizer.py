@@ -457,13 +457,13 @@ class Optimizer(torch.optim.Optimizer):
         """What torch's GradScaler asks for."""
         return self._steps.takes_scaled_gradients
 
-    def _may_leave(self) -> bool:
-        """Of a backward pass for which `_syncs` is false: whether it still may be the last before
-        a step."""
+    def _may_leave(self, parameter: torch.Tensor) -> bool:
+        """Of a gradient for which `_syncs` is false: whether it still may leave in this step."""
         return False
 
-    def _syncs(self) -> bool:
-        """Whether a backward pass belongs to no `no_sync`."""
+    def _syncs(self, parameter: torch.Tensor) -> bool:
+        """Whether the parameter's gradient, which has come, is of a backward pass in no
+        `no_sync`."""
         return not self._adds_up
 
 

@@ -263,14 +263,15 @@ class WrappedOptimizer(Optimizer):
             return []
         return steps._shared.buffers
 
-    def _may_leave(self) -> bool:
-        return super()._syncs() and self._passes.syncs
+    def _may_leave(self, parameter: torch.Tensor) -> bool:
+        is_expected = not self._passes.came_before(parameter)
+        return not self._adds_up and self._passes.syncs and is_expected
 
-    def _syncs(self) -> bool:
-        if not super()._syncs():
+    def _syncs(self, parameter: torch.Tensor) -> bool:
+        if not super()._syncs(parameter):
             return False
-        leaves = self._passes.reached()
-        return leaves if self.updates == SERVERS else self._passes.syncs
+        leaves, syncs = self._passes.reached(parameter)
+        return leaves if self.updates == SERVERS else syncs
 
 
 class NoOptimizer(torch.optim.Optimizer):

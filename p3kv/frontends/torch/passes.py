@@ -38,6 +38,9 @@ class Passes:
         """Whether the pass that belongs to these calls has begun."""
         self._is_open = self._has_ended = False
         """Whether gradients have come since a `backward` ended, and whether one has since then."""
+        self._come: Dict[int, int] = {}
+        """By the parameter's id, in which call of `backward` its gradient came, since the pass that
+        belongs to these calls has begun."""
         self._in_parts: Set[Kind] = set()
         self._since_step: List[Kind] = []
         """The passes since the last step, but those in `no_sync`."""
@@ -57,10 +60,12 @@ class Passes:
         may add up with others."""
         if self._has_begun:
             self._has_begun = self._has_ended = False
-            self._calls = {}
+            self._calls, self._come = {}, {}
         # As torch's reducer does, which no call in no_sync tells to expect less. No pass may have
         # come to such a call, as where the model was frozen then.
         self.syncs = syncs or (self.syncs and bool(self._calls))
+        global _has_calls
+        _has_calls = True
         call = model, is_fed
         self._calls[call] = self._calls.get(call, 0) + 1
         self._kind = frozenset((call, number > 1) for call, number in self._calls.items())
@@ -73,8 +78,16 @@ class Passes:
         begun."""
         return bool(self._calls) and not self._has_begun
 
-    def reached(self) -> bool:
-        """A gradient is complete; returns whether it leaves."""
+    @property
+    def is_uncalled(self) -> bool:
+        """Whether the pass that begins now belongs to no calls of models, whosever they are, but
+        those of one that has ended."""
+        return self._has_ended and not _has_calls
+
+    def reached(self, parameter: torch.Tensor) -> Tuple[bool, bool]:
+        """A gradient is complete; returns whether it leaves, and whether it would if workers
+        updated. One that comes once more, in another pass without a call of a model, does not, as
+        with DistributedDataParallel, which expects none."""
         if not self._is_open:
             self.adds, was_called = True, not self._has_ended
             self.adds_plainly &= self.syncs and was_called
@@ -84,7 +97,15 @@ class Passes:
             if self.syncs:
                 self._since_step.append(self._kind)
             self._has_unsynced |= not self.syncs
-        return self.leaves
+        self._come.setdefault(id(parameter), _passes)
+        if self.came_before(parameter):
+            self._has_unsynced = True
+            return False, False
+        return self.leaves, self.syncs
+
+    def came_before(self, parameter: torch.Tensor) -> bool:
+        """Whether the parameter's gradient has come in an earlier pass of the same calls."""
+        return self._come.get(id(parameter), _passes) != _passes
 
     def leave(self) -> None:
         """Gradients of the step leave from now on, those of the pass under way among them."""
@@ -116,6 +137,10 @@ class Passes:
 
 _every: WeakSet[Any] = WeakSet()
 """All steps of this process, and what else has a `number` and is told of passes."""
+_passes = 0
+"""How many calls of torch.autograd.backward there were, without those inside one."""
+_has_calls = False
+"""Whether any model was called since the last backward pass."""
 _open_calls = 0
 """How many calls of torch.autograd.backward there are, without those inside one."""
 _calling = threading.Lock()
@@ -150,16 +175,18 @@ def _watch_backward() -> None:
     @functools.partial(torch._disable_dynamo, recursive=False)
     @functools.wraps(backward)
     def call_and_finish(*arguments: Any, **more: Any) -> Any:
-        global _open_calls
+        global _has_calls, _open_calls, _passes
         if torch._C._current_graph_task_id() != -1:
             return backward(*arguments, **more)
         with _calling:
             _open_calls += 1
             is_first = _open_calls == 1
+            _passes += is_first
         try:
             if is_first:
                 for one in _in_order():
                     one.begin_pass()
+                _has_calls = False
             result = backward(*arguments, **more)
         finally:
             with _calling:

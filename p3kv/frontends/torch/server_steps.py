@@ -94,14 +94,14 @@ class ServerSteps(CommonSteps):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str],
-        syncs: Callable[[], bool],
-        may_leave: Callable[[], bool],
+        syncs: Callable[[torch.Tensor], bool],
+        may_leave: Callable[[torch.Tensor], bool],
         may_give_way: bool,
         expects_means: bool,
     ) -> None:
-        """`buffers` as in `SharedModel`; `syncs()`: whether a backward pass belongs to no
-        `no_sync`, and its gradients leave at once. `may_leave()`: whether those of one that does
-        not would be means when it ends, if workers updated the weights. `may_give_way`: workers
+        """`buffers` as in `SharedModel`; `syncs(parameter)`: whether a gradient is of a backward
+        pass in no `no_sync`, and leaves at once. `may_leave(parameter)`: whether one that does not
+        would be a mean when the pass ends, if workers updated the weights. `may_give_way`: workers
         update the weights (`AverageSteps`) if the script uses gradients between `backward` and
         `step` in its first step. `expects_means`: the script takes gradients for means, which
         servers keep for it.
@@ -194,7 +194,7 @@ class ServerSteps(CommonSteps):
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
         if parameter.grad is None or self._exchange.leaves_out:
             return
-        syncs = self._syncs()
+        syncs = self._syncs(parameter)
         self._made_then = ServerSteps.made
         bucket, weight = self._of[id(parameter)]
         end_past(parameter.grad)
@@ -202,7 +202,7 @@ class ServerSteps(CommonSteps):
             self._changes.first_gradient_comes()
         self._changes.unsee(weight)
         if not syncs:
-            if self._may_leave():
+            if self._may_leave(parameter):
                 self._changes.see(bucket, weight)
             return
         if bucket.pushed or weight.leaving is not None:
@@ -293,9 +293,20 @@ class ServerSteps(CommonSteps):
         """A backward pass begins. Has workers update the weights from now on, where the script has
         written to one since the last step, has given the optimizer others, or has left out a step
         that it has clipped: as with DistributedDataParallel, all workers do the same."""
-        if self.passes is None or not (self._gives_way and self.passes.is_awaited):
+        self._hooks.stay_last()
+        if self.passes is None or not self._gives_way or self._joined:
             return
-        if self._joined or vars(self._optimizer)["_steps"] is not self:
+        if vars(self._optimizer)["_steps"] is not self:
+            return
+        if self.passes.is_uncalled:
+            why = "the script calls backward once more without a forward pass"
+            if self.may_change:
+                self._decided(why)
+            elif self._has_left and self._can_take_back and not self.passes.adds:
+                self._have_means()
+                self._taken_back(why).has_passed = True
+            return
+        if not self.passes.is_awaited:
             return
         if self._has_left:
             if self._clipping.can_be_voted_down:
@@ -413,17 +424,17 @@ class ServerSteps(CommonSteps):
         self._has_left = False
         return self._given_way(why)
 
-    def _changed_late(self) -> Optional[AverageSteps]:
+    def _changed_late(self, why: str = "") -> Optional[AverageSteps]:
         """What makes steps from this one on where gradients have left, and then the script has set
-        a rate for the step, has changed or left out a gradient, or has written to a weight; None
-        where it has done none of these. Raises NotSupportedError where it has changed a gradient
-        and the step can't be taken back."""
+        a rate for the step, has changed or left out a gradient, has written to a weight, or has
+        done what `why` says; None where it has done none of these. Raises NotSupportedError where
+        it has changed a gradient and the step can't be taken back."""
         if not (self._has_left and self._can_take_back) or self.passes is None:
             self._exchange.check_gradients()
             return None
         settings = self._pushes.optimizer
         assert settings is not None
-        why = self._changes.of_later_step(settings, self._pushes.clipping.clips)
+        why = why or self._changes.of_later_step(settings, self._pushes.clipping.clips)
         if not why:
             return None
         if self.passes.adds and not self._are_own:
@@ -517,7 +528,11 @@ class ServerSteps(CommonSteps):
     def clip(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         self._shared.check()
         is_scaled = self._unscaled != ServerSteps.scaled
-        steps = self._given_way_if_asked("the script clips scaled gradients" if is_scaled else "")
+        if self._clipping.is_clipped:
+            steps = self._changed_late("the script clips a step more than once")
+        else:
+            why = "the script clips scaled gradients" if is_scaled else ""
+            steps = self._given_way_if_asked(why)
         if steps is not None:
             return steps.clip(max_norm, error_if_nonfinite)
         check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")

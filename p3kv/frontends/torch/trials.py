@@ -40,7 +40,7 @@ class TorchTrial(TrialClock):
         trial: Trial,
         model: torch.nn.Module,
         parameters: Sequence[torch.nn.Parameter],
-        syncs: Callable[[], bool],
+        syncs: Callable[[torch.Tensor], bool],
     ) -> None:
         """`syncs()`: whether a backward pass belongs to no `no_sync`."""
         super().__init__(trial)
@@ -89,7 +89,7 @@ class TorchTrial(TrialClock):
             sys.exit(0)
 
     def _ready(self, parameter: torch.Tensor) -> None:
-        if not self._syncs():
+        if not self._syncs(parameter):
             return
         clock = self._clocks.get(parameter.device)
         moment = None if clock is None else (clock, clock.now())
@@ -133,7 +133,9 @@ class _DeviceClock:
         return self._began_s + float(self._began.elapsed_time(event)) / 1000
 
 
-def _average_gradients(model: torch.nn.Module, syncs: Callable[[], bool], launch: Launch) -> None:
+def _average_gradients(
+    model: torch.nn.Module, syncs: Callable[[torch.Tensor], bool], launch: Launch
+) -> None:
     """Has DistributedDataParallel, as it is by default, average gradients in each backward pass.
 
     The script calls its own model, so the model's hooks do what the wrapper's `forward` does.
@@ -143,7 +145,7 @@ def _average_gradients(model: torch.nn.Module, syncs: Callable[[], bool], launch
     parallel.__init__(model)
 
     def before(module: torch.nn.Module, inputs: Any, named: Any) -> Any:
-        parallel.require_backward_grad_sync = syncs()
+        parallel.require_backward_grad_sync = syncs(next(model.parameters()))
         return parallel._pre_forward(*inputs, **named)
 
     def after(module: torch.nn.Module, inputs: Any, output: Any) -> Any:

@@ -20,6 +20,7 @@ from typing import (
     Tuple,
 )
 
+import numpy as np
 import torch
 
 from p3kv.errors import NotSupportedError
@@ -36,6 +37,8 @@ from p3kv.worker.transfers import OnSlice, WorkerKey
 _SMALL_ELEMS = 250_000
 """Larger parameters travel by themselves: what a frame costs is little beside what their copies
 would. Links on which slices are as large as this are fast."""
+_SAMPLED = 32
+"""So many elements of a weight are compared in each step."""
 BY_SLICE_BYTES = 1 << 20
 """A parameter of so many bytes is written slice by slice: a reader then waits for the copy of the
 last slices, and not of all."""
@@ -126,6 +129,10 @@ class Weight:
         """Its part of the memory in which the bucket's value lands."""
         self.value_version = parameter._version
         """torch's count of writes into the parameter, when it was last known to be the servers'."""
+        self._memory_at = parameter.data_ptr()
+        """Where it was when `may_be_written` was called: `parameter.data = ...` counts no write."""
+        self._sampled: Optional[Tuple[np.ndarray, np.ndarray]] = None
+        """Some elements of the parameter and of `staging`, where they are."""
         self.leaving: Optional[Leaving] = None
         """The gradient that `backward` has computed in this step."""
         self.as_sent: Optional[torch.Tensor] = None
@@ -169,10 +176,12 @@ class Weight:
 
     def may_be_written(self) -> bool:
         """Whether the script may have written into the parameter since the last call, as far as
-        that shows without a comparison."""
-        if self._alias is None and not self._gave_memory:
+        that shows without a comparison. To be called as `is_written_by_data`."""
+        memory_at = self.parameter.data_ptr()
+        if self._alias is None and not self._gave_memory and memory_at == self._memory_at:
             return False
-        gave = self._gave_memory or self._was_written
+        gave = self._gave_memory or self._was_written or memory_at != self._memory_at
+        self._memory_at, self._sampled = memory_at, None
         self._gave_memory = self._was_written = False
         if self._alias is None:
             return gave
@@ -182,12 +191,29 @@ class Weight:
 
     @property
     def is_written_by_data(self) -> bool:
-        """Whether the script has written by what it has got from `data`, since that was asked
-        last by `may_be_written`."""
+        """Whether the script has written by what it has got from `data`, or has set that, since
+        that was asked last by `may_be_written`. Without functions of the weight's own class."""
+        if self.parameter.data_ptr() != self._memory_at:
+            return not self.is_table
         if self._alias is None:
             return False
         alias, version = self._alias
         return self._was_written or alias._version != version
+
+    @property
+    def differs_by_sample(self) -> bool:
+        """Whether some elements are others than the servers', on the CPU: what writes to a weight
+        without being seen mostly changes all of it. No other value may be under way."""
+        if self.is_late or self.by_rows or self.is_table:
+            return False
+        if self._sampled is None:
+            value, most = self.parameter.detach(), self.staging.numel() // _SAMPLED + 1
+            has_same = value.device.type == "cpu" and value.is_contiguous()
+            both = (bits(value if has_same else self.staging), bits(self.staging))
+            mine, known = (one.reshape(-1)[most // 2 :: most].numpy() for one in both)
+            self._sampled = mine, known
+        mine, known = self._sampled
+        return mine.tobytes() != known.tobytes()
 
     def check_gradient(self, gradient: torch.Tensor) -> None:
         """Raises NotSupportedError for a gradient that can't travel."""

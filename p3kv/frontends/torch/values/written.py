@@ -36,14 +36,16 @@ class Written:
         """That which is compared in this step, whatever shows."""
         self._turn_value: Optional[torch.Tensor] = None
         """A copy of it, when its gradient was complete."""
-        self._is_known = False
-        """Whether all have been compared in this step, before its backward pass."""
+        self._is_known = self._is_turn_known = False
+        """Whether all have been compared in this step, before its backward pass; whether that has
+        whose turn it is."""
 
     def step_ends(self) -> None:
         """The next step's comparisons begin."""
         self._steps += 1
         self._compares_all = self._steps < _ALL_UNTIL_STEP
-        self._is_known, self._turn_value = False, None
+        self._is_known = self._is_turn_known = False
+        self._turn_value = None
         if self._every:
             self._turn = self._every[self._steps % len(self._every)]
 
@@ -60,6 +62,9 @@ class Written:
         """Whether the script has written to a weight, as far as that shows without a comparison of
         all but in the first steps; waits for the values of those to which it may have."""
         compares_all = self._compares_all and not self._is_known
+        turn = None if self._is_turn_known or self._turn is None else self._turn
+        if turn is not None and (turn.is_late or turn.device.type != "cpu"):
+            turn = None
         with torch._C.DisableTorchFunctionSubclass():
             for bucket in buckets:
                 for weight in bucket.weights:
@@ -67,12 +72,13 @@ class Written:
                     if not parameter.requires_grad:  # a frozen one is the script's own
                         continue
                     may_be = weight.may_be_written() or parameter._version != weight.value_version
-                    if may_be or compares_all:
+                    if may_be or compares_all or weight is turn or weight.differs_by_sample:
                         bucket.take(parameter)
                         if is_written(weight):
                             return True
                         weight.value_version = parameter._version
         self._is_known |= compares_all
+        self._is_turn_known |= turn is not None
         return False
 
     def shows_late(self, under_way: bool) -> bool:
@@ -80,18 +86,18 @@ class Written:
         shows without a comparison but of one on the CPU, in turn, and of all in the first steps if
         no values are `under_way`."""
         compares_all = self._compares_all and not under_way
-        if any(
-            one.parameter._version != one.value_version
-            or one.is_written_by_data
-            or (compares_all and is_written(one))
-            for one in self._every
-            if one.parameter.requires_grad
-        ):
-            return True
-        turn, before = self._turn, self._turn_value
-        if turn is None or before is None or before.device.type != "cpu":
-            return False
         with torch._C.DisableTorchFunctionSubclass():
+            if any(
+                one.parameter._version != one.value_version
+                or one.is_written_by_data
+                or (compares_all and is_written(one))
+                for one in self._every
+                if one.parameter.requires_grad
+            ):
+                return True
+            turn, before = self._turn, self._turn_value
+            if turn is None or before is None or before.device.type != "cpu":
+                return False
             return not torch.equal(bits(_value(turn).contiguous()), bits(before.contiguous()))
 
     def check_kept(self, buckets: Sequence[Bucket]) -> None:
@@ -111,16 +117,18 @@ class Written:
         is under way."""
         if weight.is_table:
             return
-        may_be = weight.may_be_written() or weight.parameter._version != weight.value_version
-        everywhere = may_be or (self._compares_all and not self._is_known)
-        if everywhere or weight.newest is not None or weight is self._turn:  # the newest are few
+        with torch._C.DisableTorchFunctionSubclass():
+            may_be = weight.may_be_written() or weight.parameter._version != weight.value_version
+            everywhere = may_be or (self._compares_all and not self._is_known)
+            if weight is self._turn:
+                self._turn_value = _value(weight).clone()
+            is_turn = weight is self._turn and not self._is_turn_known
+            if not (everywhere or is_turn or weight.newest is not None):  # the newest are few
+                return
             rows = None if everywhere else weight.newest
-            with torch._C.DisableTorchFunctionSubclass():
-                value = _value(weight, rows)
-                if weight is self._turn:
-                    self._turn_value = _value(weight).clone()
-            weight.copies.to_host(value, partial(_refuse_other, weight, rows))
-            weight.value_version = weight.parameter._version
+            value = _value(weight, rows)
+        weight.copies.to_host(value, partial(_refuse_other, weight, rows))
+        weight.value_version = weight.parameter._version
 
 
 def _refuse_other(
