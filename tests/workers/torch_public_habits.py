@@ -325,12 +325,17 @@ def weights_are_set(it: Training) -> None:
 
 def hooks_from_a_later_step_on(it: Training) -> None:
     """Of `register_post_accumulate_grad_hook`, which come before the mean."""
+
+    def clamp(one: torch.Tensor) -> None:
+        assert one.grad is not None
+        one.grad.clamp_(-0.01, 0.01)
+
     wrapped = DistributedDataParallel(net())
     made = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
     for at, (data, labels) in enumerate(it.batches()):
         if at == 5:
             for one in wrapped.parameters():
-                one.register_post_accumulate_grad_hook(lambda one: one.grad.clamp_(-0.01, 0.01))
+                one.register_post_accumulate_grad_hook(clamp)
         made.zero_grad()
         loss_of(wrapped(data), labels).backward()
         made.step()
