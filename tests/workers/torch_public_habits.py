@@ -349,11 +349,12 @@ def passes_without_a_call(it: Training) -> None:
         wrapped = DistributedDataParallel(net())
         made = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=0.9)
         for at, (data, labels) in enumerate(it.batches()):
+            made.zero_grad()
             if how == "alone" and at >= first and it.rank == 0:
                 loss_of(wrapped.module.eval()(data), labels).backward()
                 it.tell(sum(float(one.grad.norm()) for one in wrapped.parameters()))
                 wrapped.train()
-            made.zero_grad()
+                made.zero_grad()
             loss = loss_of(wrapped(data), labels)
             loss.backward(retain_graph=True)
             if how == "kept" and at >= first:
@@ -368,7 +369,7 @@ def clipped_twice(it: Training) -> None:
     """To log the norm, from the first step on or later, and then to clip."""
     for first in (0, 5):
         wrapped = DistributedDataParallel(net())
-        made = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
+        made = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
         for at, (data, labels) in enumerate(it.batches()):
             made.zero_grad()
             loss_of(wrapped(data), labels).backward()

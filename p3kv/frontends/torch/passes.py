@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, Dict, FrozenSet, List, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Set, Tuple
 from weakref import WeakSet
 
 import torch
@@ -102,6 +102,10 @@ class Passes:
             self._has_unsynced = True
             return False, False
         return self.leaves, self.syncs
+
+    def all_came(self, parameters: Iterable[torch.Tensor]) -> None:
+        """These parameters' gradients have come, also those of which no hook has told."""
+        self._come.update((id(one), 0) for one in parameters if one.grad is not None)
 
     def came_before(self, parameter: torch.Tensor) -> bool:
         """Whether the parameter's gradient has come in an earlier pass of the same calls."""

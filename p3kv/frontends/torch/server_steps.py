@@ -304,6 +304,7 @@ class ServerSteps(CommonSteps):
                 self._decided(why)
             elif self._has_left and self._can_take_back and not self.passes.adds:
                 self._have_means()
+                self.passes.all_came(self._parameters.values())
                 self._taken_back(why).has_passed = True
             return
         if not self.passes.is_awaited:
