@@ -150,8 +150,22 @@ def test_wrappers_optimizers_and_methods_of_public_scripts_train_as_with_torch_s
     were bound before p3kv is attached, and scaled steps that are left out."""
     script = SCRIPTS / "torch_public_habits.py"
     expected, found = losses(script), losses(script, "-m", "p3kv.ddp")
-    assert len(expected) == 816
+    assert len(expected) == 970
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_late_buffer_is_refused_by_name_where_ranks_differ_or_checkpoints_would_lack_it(
+    tmp_path: Path,
+) -> None:
+    command = [
+        str(PYTHON), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", "p3kv.ddp", str(SCRIPTS / "torch_public_habits.py"), "buffers_differ",
+    ]  # fmt: skip
+    result = run_with_gloo(command, environment(P3KV_SECRET=""), JOB_S)
+    assert result.code and "'bank' is torch.float32 of shape (3,) on rank 0, and" in result.output
+    saved = environment(P3KV_SECRET="", P3KV_CHECKPOINT_DIR=tmp_path, P3KV_CHECKPOINT_EVERY=5)
+    result = run_with_gloo(command, saved, JOB_S)
+    assert result.code and "'bank' is new" in result.output
 
 
 def test_buffers_are_each_rank_s_own_between_a_step_and_the_next_pass() -> None:

@@ -381,6 +381,47 @@ def clipped_twice(it: Training) -> None:
         it.tell_weights(wrapped)
 
 
+def buffers_grow(it: Training) -> None:
+    """A bank that grows and buffers that are registered late are rank 0's, also where workers
+    update and in the forward pass of an evaluation; not in a model that had no buffers."""
+    for clips, has_buffers in ((False, True), (True, True), (False, False)):
+        model = net() if has_buffers else nn.Sequential(nn.Linear(10, 5))
+        if has_buffers:
+            model.register_buffer("bank", torch.zeros(0, 2))
+        wrapped = DistributedDataParallel(model)
+        made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for at, (data, labels) in enumerate(it.batches()):
+            made.zero_grad()
+            loss_of(wrapped(data), labels).backward()
+            if clips:
+                nn.utils.clip_grad_value_(model.parameters(), 0.05)
+            made.step()
+            if at == 3:
+                model.register_buffer("late", torch.full((3,), float(it.rank)))
+            if at > 3:
+                model.late += 1 + it.rank
+                if has_buffers:
+                    model.bank = torch.cat([model.bank, torch.full((1, 2), 10.0 * at + it.rank)])
+            if at % 3 == 2:
+                with torch.no_grad():
+                    it.tell(wrapped(data).square().sum().item())
+            it.tell(sum(one.double().sum().item() for one in model.buffers()))
+        it.tell_weights(wrapped)
+
+
+def buffers_differ(it: Training) -> None:
+    """Each rank registers another number of rows; not among those that all train."""
+    model = net()
+    wrapped = DistributedDataParallel(model)
+    made = torch.optim.SGD(model.parameters(), lr=0.1)
+    for at, (data, labels) in enumerate(it.batches()):
+        if at == 3:
+            model.register_buffer("bank", torch.zeros(3 + it.rank))
+        made.zero_grad()
+        loss_of(wrapped(data), labels).backward()
+        made.step()
+
+
 HABITS: List[Callable[[Training], None]] = [
     step_of_the_base,
     wrappers_of_their_own,
@@ -396,11 +437,14 @@ HABITS: List[Callable[[Training], None]] = [
     hooks_from_a_later_step_on,
     passes_without_a_call,
     clipped_twice,
+    buffers_grow,
 ]
-CHOSEN: Dict[str, Callable[[Training], None]] = {one.__name__: one for one in HABITS}
+CHOSEN: Dict[str, Callable[[Training], None]] = {
+    one.__name__: one for one in [*HABITS, buffers_differ]
+}
 
 distributed.init_process_group("gloo")
 torch.set_num_threads(1)
-for name in sys.argv[1:] or CHOSEN:
-    CHOSEN[name](Training(HABITS.index(CHOSEN[name])))
+for name in sys.argv[1:] or [one.__name__ for one in HABITS]:
+    CHOSEN[name](Training([*CHOSEN].index(name)))
 distributed.destroy_process_group()

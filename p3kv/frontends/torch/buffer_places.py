@@ -48,6 +48,7 @@ class Place(NamedTuple):
     name: str
     shape: Tuple[int, ...]
     device: torch.device
+    dtype: torch.dtype
     kind: str = "buffer"
 
     @property
@@ -140,7 +141,8 @@ def _place(
     module: torch.nn.Module, prefix: str, attribute: str, tensor: torch.Tensor, kind: str
 ) -> Place:
     name = own_name(f"{prefix}.{attribute}" if prefix else attribute)
-    return Place(module, attribute, name, tuple(tensor.shape), tensor.device, kind)
+    shape = tuple(tensor.shape)
+    return Place(module, attribute, name, shape, tensor.device, tensor.dtype, kind)
 
 
 def _travels(tensor: torch.Tensor, devices: Devices) -> bool:

@@ -178,6 +178,12 @@ class Buffers:
             for where in [where for where, keeper in kept.items() if keeper is self]:
                 del kept[where]
 
+    def give_up(self) -> None:
+        """Others have them travel, from the pass on that is to begin with worker 0's."""
+        self.wait()
+        self._packs = []
+        _owed.discard(self)
+
     def push(self, step: int, giver: Optional[int]) -> None:
         """At the end of a step: gives all workers the mean or worker `giver`'s buffers. Without a
         giver they are worker 0's, and may be for `push_owed`."""

@@ -104,15 +104,42 @@ class DistributedDataParallel(TorchParallel):
             for optimizer in attached:
                 optimizer.model_called(id(self), is_fed, syncs)
         buffers = dict.fromkeys(one for optimizer in attached for one in optimizer.buffers)
+        may_be_other = attached and self.will_sync_module_buffers()
+        is_torch_s = may_be_other and any([one.gives_up_buffers() for one in attached])
         push_owed(buffers)
         for one in buffers if has_gradients and syncs else ():
             one.owe()
+        if is_torch_s:
+            self._sync_other_buffers()
         is_frozen = not any(one.requires_grad for one in self.module.parameters())
         if not attached and (is_frozen or not (has_gradients or _ATTACHED.may_train(self))):
             # As a teacher or an average, which no optimizer shares.
             if self.will_sync_module_buffers():
                 self._sync_buffers()
             self.require_forward_param_sync = has_gradients and syncs
+        if attached:
+            self.require_forward_param_sync = has_gradients and syncs
+
+    def _sync_other_buffers(self) -> None:
+        """Has torch give all ranks rank 0's buffers, which are others than when the model was first
+        called. Raises NotSupportedError where ranks have different ones."""
+        self._assign_modules_buffers()
+        own = {
+            name: f"{one.dtype} of shape {tuple(one.shape)}"
+            for name, one in self.named_module_buffers.items()
+        }
+        every: List[Dict[str, str]] = [{}] * self.process_group.size()
+        distributed.all_gather_object(every, own, self.process_group)
+        for rank, theirs in enumerate(every):
+            for name in {**every[0], **theirs}:
+                first, other = (one.get(name, "not there") for one in (every[0], theirs))
+                if first != other:
+                    raise NotSupportedError(
+                        f"the buffer '{name}' is {first} on rank 0, and {other} on rank {rank}, and"
+                        " all are to have rank 0's: have all register or change it alike, or use "
+                        "broadcast_buffers=False"
+                    )
+        self._sync_buffers()
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Takes torch's hooks that round gradients, before the model is first called, for all
@@ -262,6 +289,22 @@ class WrappedOptimizer(Optimizer):
         if not isinstance(steps, (AverageSteps, ServerSteps)) or steps._joined is not None:
             return []
         return steps._shared.buffers
+
+    def gives_up_buffers(self) -> bool:
+        """Whether torch is to broadcast them, since the model has others now. Raises
+        NotSupportedError in joined epochs."""
+        steps = self._steps
+        if not isinstance(steps, (AverageSteps, ServerSteps)) or not steps._shared.other_buffer:
+            return False
+        if steps._joined is not None:
+            raise NotSupportedError(
+                f"the buffer '{steps._shared.other_buffer}' is new, or has another shape, dtype or "
+                "device than when the model was first called, and in an epoch in join() the last "
+                "rank with a batch gives its buffers: use broadcast_buffers=False, or leave out "
+                "join()"
+            )
+        steps._shared.give_up_buffers()
+        return True
 
     def _may_leave(self, parameter: torch.Tensor) -> bool:
         is_expected = not self._passes.came_before(parameter)
@@ -421,7 +464,9 @@ class _Attached:
         orphans = [one for one in every if one.requires_grad and id(one) not in taken]
         taken.update(map(id, orphans))
         vars(optimizer)["_orphans"] = orphans
-        buffers = IN_FORWARD if any(model.broadcast_buffers for model in models) else LEFT
+        # As torch's, which asks once whether there are any.
+        gives = any(model.broadcast_buffers and model.modules_buffers for model in models)
+        buffers = IN_FORWARD if gives else LEFT
         modules = torch.nn.ModuleList(dict.fromkeys(model.module for model in models))
         whole = modules[0] if len(modules) == 1 else modules
         is_ours = isinstance(optimizer, NoOptimizer)

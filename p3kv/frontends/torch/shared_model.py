@@ -15,6 +15,7 @@ from p3kv.errors import NotSupportedError, P3Error
 from p3kv.frontends.torch.buffer_places import (
     AVERAGE,
     BROADCAST,
+    IN_FORWARD,
     OWN,
     OWNS,
     Memory,
@@ -103,6 +104,7 @@ class SharedModel:
             if isinstance(bucket, Table):
                 bucket.connect(worker.begin, lambda: self.pushes.step, worker.rank == 0)
         places = places_of(model, self._how, self._devices)
+        self._first_places, self._other_buffer = {*places}, ""
         memory, every = Memory(self.weights), [*self.of_parameter.values()]
         self._places = [place for place in places if not memory.of(place.tensor)]
         self._aliases = [
@@ -139,6 +141,7 @@ class SharedModel:
         """Has buffers be as they are, in place of `older`, which has shared this model: a forward
         pass may have written to each worker's own."""
         self.buffers = [*older.buffers]
+        self._first_places, self._other_buffer = older._first_places, older._other_buffer
         for buffers in self.buffers:
             buffers.stay(self)
 
@@ -197,6 +200,29 @@ class SharedModel:
     def weights(self) -> List[torch.Tensor]:
         """All parameters as tensors."""
         return [weight.parameter for weight in self.every]
+
+    @property
+    def other_buffer(self) -> str:
+        """The name of a buffer that the model has got since they travel, or that has another shape,
+        dtype or device, or is gone; of the first that a forward pass has found. Or else empty."""
+        if not self._other_buffer and self._how == IN_FORWARD:
+            changed = self._first_places ^ {*places_of(self._model, self._how, self._devices)}
+            self._other_buffer = min((place.name for place in changed), default="")
+        return self._other_buffer
+
+    def give_up_buffers(self) -> None:
+        """Others have buffers travel, all of which are there.
+        Raises NotSupportedError where there are checkpoints, which would not have them."""
+        if self._own.is_saved:
+            raise NotSupportedError(
+                f"the buffer '{self._other_buffer}' is new, or has another shape, dtype or device "
+                "than when the model was first called, and checkpoints would not have it: register "
+                "it before, with the shape that it keeps, or leave out P3KV_CHECKPOINT_DIR"
+            )
+        for buffers in self.buffers:
+            buffers.give_up()
+        for alias in self._aliases:
+            alias.take()
 
     def push_buffers(self, attendance: Optional[Attendance] = None) -> None:
         """At the end of a step: shares buffers, unless workers go on without each other.
