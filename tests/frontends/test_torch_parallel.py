@@ -146,11 +146,16 @@ def test_what_a_script_does_first_in_a_later_step_is_as_with_torch_s_own() -> No
 
 
 def test_wrappers_optimizers_and_methods_of_public_scripts_train_as_with_torch_s_own() -> None:
-    """Their subclasses, one optimizer around another, parameters of each rank's own, steps that
-    were bound before p3kv is attached, and scaled steps that are left out."""
+    """Their subclasses, one optimizer around another, several of the same parameters, parameters of
+    each rank's own, steps that were bound before p3kv is attached or are made before a pass, and
+    scaled steps that are left out."""
     script = SCRIPTS / "torch_public_habits.py"
     expected, found = losses(script), losses(script, "-m", "p3kv.ddp")
+<<<<<<< HEAD
     assert len(expected) == 970
+=======
+    assert len(expected) == 1456
+>>>>>>> par
     assert found == pytest.approx(expected, rel=1e-5)
 
 

@@ -1,12 +1,14 @@
 """Trains as public scripts for DistributedDataParallel do, each habit with a model of its own:
-their subclasses of wrappers and optimizers, parameters that no wrapper has, methods that were bound
-before, and what they do with a GradScaler. Prints losses. torch_public_habits.py [HABIT ...]"""
+subclasses and types of wrappers and optimizers, parameters of no wrapper or of several optimizers,
+methods that were bound before, and what they do with a GradScaler. Prints losses.
+torch_public_habits.py [HABIT ...]"""
 
 from __future__ import annotations
 
 import copy
 import json
 import math
+import pickle
 import sys
 from collections import OrderedDict, defaultdict
 from typing import Any, Callable, Dict, Iterator, List
@@ -422,6 +424,79 @@ def buffers_differ(it: Training) -> None:
         made.step()
 
 
+def types_of_wrappers(it: Training) -> None:
+    """As yolov7 and sd-scripts unwrap; also of copies, and of what a script's class has made."""
+    model = DistributedDataParallel(net())
+    copied = pickle.loads(pickle.dumps(model))  # noqa: S301
+    for one in (model, copy.deepcopy(model), copied):
+        it.tell(type(one) in (nn.parallel.DataParallel, nn.parallel.DistributedDataParallel))
+        it.tell(type(one) is DistributedDataParallel)
+    own = pickle.loads(pickle.dumps(Unpacks(net())))  # noqa: S301
+    it.tell(type(own) is Unpacks and isinstance(own, nn.parallel.DistributedDataParallel))
+    made = torch.optim.SGD(copied.parameters(), lr=0.1)
+    train(it, made, lambda data, labels: loss_of(copied(data), labels), copied)
+    made = torch.optim.SGD(own.parameters(), lr=0.1)
+    train(it, made, lambda data, labels: loss_of(own({"data": data}), labels), own)
+
+
+def a_step_before_the_first_pass(it: Training) -> None:
+    """Which silences a scheduler; of the script's second model, and of an optimizer that follows
+    another one of it."""
+    for steps_before in (False, True):
+        wrapped = DistributedDataParallel(net())
+        for _ in range(2):
+            made = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+            scheduler = torch.optim.lr_scheduler.StepLR(made, 2, 0.5)
+            if steps_before:
+                made.zero_grad()
+                made.step()
+                scheduler.step()
+            train(it, made, lambda x, y, model=wrapped: loss_of(model(x), y), wrapped)
+            it.tell(scheduler.get_last_lr()[0])
+            made.zero_grad()
+
+
+def several_optimizers_of_a_model(it: Training) -> None:
+    """By turns, the newest first in some; both in each step; one after the other."""
+    for order in ("01", "10", "1101", "both", "111110"):
+        wrapped = DistributedDataParallel(net())
+        made = [
+            torch.optim.Adam(wrapped.parameters(), lr=0.01),
+            torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9),
+        ]
+        for at, (data, labels) in enumerate(it.batches()):
+            now = made[::-1] if order == "both" else [made[int(order[at % len(order)])]]
+            now[0].zero_grad()
+            loss = loss_of(wrapped(data), labels)
+            loss.backward()
+            for one in now:
+                one.step()
+            it.tell(loss.item())
+        it.tell_weights(wrapped)
+
+
+def optimizers_of_several_models(it: Training) -> None:
+    """As InfoGAN's third, which has both models, and an adversarial autoencoder's second, which has
+    its encoder."""
+    for shared in ("both", "first"):
+        first, second = (DistributedDataParallel(nn.Linear(one, 5)) for one in (10, 5))
+        every = [*first.parameters(), *second.parameters()]
+        alone = torch.optim.Adam(first.parameters(), lr=0.01)
+        joint = torch.optim.Adam(every, lr=0.01)
+        if shared == "first":
+            alone = torch.optim.Adam(first.parameters(), lr=0.01)
+        for data, labels in it.batches():
+            for made in (alone, joint):
+                first.zero_grad()
+                second.zero_grad()
+                given = first(data)
+                loss = loss_of(second(given) if made is joint else given, labels)
+                loss.backward()
+                made.step()
+                it.tell(loss.item())
+        it.tell_weights(first, second)
+
+
 HABITS: List[Callable[[Training], None]] = [
     step_of_the_base,
     wrappers_of_their_own,
@@ -438,6 +513,10 @@ HABITS: List[Callable[[Training], None]] = [
     passes_without_a_call,
     clipped_twice,
     buffers_grow,
+    types_of_wrappers,
+    a_step_before_the_first_pass,
+    several_optimizers_of_a_model,
+    optimizers_of_several_models,
 ]
 CHOSEN: Dict[str, Callable[[Training], None]] = {
     one.__name__: one for one in [*HABITS, buffers_differ]

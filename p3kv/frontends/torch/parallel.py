@@ -45,8 +45,8 @@ where they travel as they are."""
 
 
 class DistributedDataParallel(TorchParallel):
-    """torch's DistributedDataParallel, with its arguments, checks and attributes, of a model that
-    p3kv trains.
+    """What torch's own class does, with its arguments, checks and attributes, for a model that p3kv
+    trains: it gets these methods (`take_over`), and there is no object of this one.
 
     When it is first called with gradients, `p3kv.torch.Optimizer` is attached to the optimizers
     that have its parameters, whether they were made before or after. What `no_sync` and
@@ -57,7 +57,8 @@ class DistributedDataParallel(TorchParallel):
     Raises what torch's raises; NotSupportedError for parameters in shards.
     """
 
-    is_p3kv_s = True
+    is_p3kv_s = False
+    """Whether p3kv trains the model; each object has its own."""
     _awaits_backward = False
     """Whether it was called with gradients, and nobody has said that `backward` is next."""
 
@@ -203,21 +204,20 @@ class DistributedDataParallel(TorchParallel):
         self._delay_all_reduce_params.clear()
 
     def be_torch_s(self, reason: str) -> None:
-        """Has torch train the model, by the class that the script has asked for. Raises
-        NotSupportedError where p3kv has begun to."""
+        """Has torch train the model. Raises NotSupportedError where p3kv has begun to."""
         if not _ATTACHED.leave_out(self):
             raise NotSupportedError(
                 f"{reason}: torch is to train this model, and p3kv does already. Do it before the "
                 "model is first called"
             )
-        kind, made = type(self), self.reducer
-        _log.warning("torch trains the model in %s, not p3kv: %s", kind.__name__, reason)
+        made = self.reducer
+        _log.warning("torch trains the model in %s, not p3kv: %s", type(self).__name__, reason)
         this_process.means_it()
-        self.__class__ = next(one for one in kind.__mro__ if not hasattr(one, "is_p3kv_s"))
+        del self.is_p3kv_s  # not to be in copies, which are p3kv's
         self._ddp_init_helper(*made.arguments, **made.named)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        super().__setstate__({**state, "static_graph": False})  # torch's tells its reducer
+        _set_state(self, {**state, "static_graph": False})  # torch's tells its reducer
         self.static_graph = state["static_graph"]
 
     def _set_static_graph(self) -> None:
@@ -522,17 +522,23 @@ class _Attached:
         self._is_alone = False
         return True
 
-    def lacks(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer has parameters of a model whose gradients are not those of all
-        workers: p3kv is not attached to it, and no worker has the means."""
+    def lacks(self, optimizer: torch.optim.Optimizer, is_given: bool) -> bool:
+        """Whether an optimizer without p3kv steps parameters of a model by other gradients than
+        means, which they become if they can. `is_given`: they come from its closure."""
         if self._is_alone is not False or all(one() is not optimizer for one in self._made):
             return False  # as one around another, which steps
         own = {id(one) for one in parameters_of(optimizer) if one.requires_grad}
-        for model, references in [*self._of.items()]:
-            attached = [one() for one in references]
-            has_means = attached and all(one is None or one.updates == WORKERS for one in attached)
-            if not has_means and any(id(one) in own for one in model.own_parameters):
-                return True
+        with torch._C.DisableTorchFunctionSubclass():
+            if not is_given and all(one.grad is None for one in parameters_of(optimizer)):
+                return False
+        for model in [*self._of]:
+            if any(id(one) in own for one in model.own_parameters):
+                attached = self.found(model)
+                for steps in (one._steps for one in attached):
+                    if isinstance(steps, ServerSteps):
+                        steps.give_way("several optimizers step the same parameters")
+                if not self._of[model] or any(one.updates != WORKERS for one in attached):
+                    return True
         return False
 
 
@@ -540,14 +546,18 @@ _Parameters = Dict[DistributedDataParallel, Set[int]]
 """By the model: the ids of those that it averages."""
 _Reference = Callable[[], Optional[WrappedOptimizer]]
 _ATTACHED = _Attached()
-_classes: Dict[Type[TorchParallel], Type[TorchParallel]] = {TorchParallel: DistributedDataParallel}
-"""By the script's class, the one that it gets."""
+_set_state: Callable[[TorchParallel, Dict[str, Any]], None] = TorchParallel.__setstate__
+"""torch's own."""
 
 
 @functools.lru_cache(maxsize=None)
 def take_over() -> None:
-    """From now on, whoever makes torch's DistributedDataParallel gets p3kv's, which is one, too,
-    and a process group of a process that no launcher has started has this process alone."""
+    """From now on p3kv trains what is made of torch's DistributedDataParallel, and a process group
+    of a process that no launcher has started has this process alone."""
+    for name, ours in vars(DistributedDataParallel).items():
+        if not name.startswith(("__", "_abc")) or name == "__setstate__":
+            torch_s = vars(TorchParallel).get(name)
+            setattr(TorchParallel, name, ours if torch_s is None else _by_maker(ours, torch_s))
     TorchParallel.__new__ = _new_parallel
     make = torch.optim.Optimizer.__init__
 
@@ -596,7 +606,7 @@ def _join_ours() -> None:
     ) -> None:  # fmt: skip
         self.of_p3kv = ExitStack()
         self.epochs = []
-        ours = [one for one in joinables if isinstance(one, DistributedDataParallel)]
+        ours = [one for one in joinables if getattr(one, "is_p3kv_s", False)]
         if len(ours) < len(joinables):
             names = ", ".join(type(one).__name__ for one in joinables)
             for one in ours:
@@ -644,17 +654,23 @@ def _attach_in_steps_of(kind: Type[torch.optim.Optimizer]) -> None:
 
 
 def _new_parallel(kind: Type[TorchParallel], *arguments: Any, **named: Any) -> TorchParallel:
-    """A DistributedDataParallel, of a subclass of p3kv's."""
-    if not issubclass(kind, DistributedDataParallel):
-        if kind not in _classes:
-            names = {"__module__": kind.__module__}
-            _classes[kind] = type(kind.__name__, (kind, DistributedDataParallel), names)
-        kind = _classes[kind]
+    """A DistributedDataParallel, or one of the script's subclass, that p3kv trains."""
     module = named.get("module", *arguments[:1])
     if isinstance(module, torch.nn.Module):
         _refuse_shards(module.parameters())
     made: TorchParallel = object.__new__(kind)
+    vars(made)["is_p3kv_s"] = True
     return made
+
+
+def _by_maker(ours: Callable[..., Any], torch_s: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that is p3kv's of models that it trains, and otherwise torch's."""
+
+    @functools.wraps(torch_s)
+    def either(model: Any, *arguments: Any, **named: Any) -> Any:
+        return (ours if model.is_p3kv_s else torch_s)(model, *arguments, **named)
+
+    return either
 
 
 def _refuse_shards(parameters: Iterable[torch.Tensor]) -> None:
@@ -667,12 +683,13 @@ def _refuse_shards(parameters: Iterable[torch.Tensor]) -> None:
             )
 
 
-def _refuse_unattached(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if not isinstance(optimizer, Optimizer) and _ATTACHED.lacks(optimizer):
+def _refuse_unattached(optimizer: torch.optim.Optimizer, given: Any, named: Any) -> None:
+    is_given = len(given) > 1 or bool(named)
+    if not isinstance(optimizer, Optimizer) and _ATTACHED.lacks(optimizer, is_given):
         raise NotSupportedError(
             f"{type(optimizer).__name__} steps parameters of a model in DistributedDataParallel, "
-            "and p3kv is not attached to it: another optimizer that was made later has them, or it "
-            "was made after the last forward pass"
+            "and p3kv is not attached to it: another optimizer that was made later has them (set "
+            "P3KV_UPDATES=workers), or it was made after the last forward pass"
         )
 
 

@@ -116,6 +116,11 @@ class Passes:
         self.adds, self.adds_plainly = False, True
 
     @property
+    def has_passed(self) -> bool:
+        """Whether there was a pass since the last step, not in `no_sync`."""
+        return bool(self._since_step)
+
+    @property
     def are_local(self) -> bool:
         """Whether all since the last step were in `no_sync`."""
         return self._has_unsynced and not self._since_step

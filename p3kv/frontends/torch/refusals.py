@@ -150,9 +150,9 @@ def _parallel(module: torch.nn.Module) -> str:
 
 
 def _is_p3kv_s(module: torch.nn.Module) -> bool:
-    """Whether it is a DistributedDataParallel that p3kv has made. The class says it: a compiled
-    module has the attributes of the one inside."""
-    return bool(getattr(type(module), "is_p3kv_s", False))
+    """Whether it is a DistributedDataParallel that p3kv trains, and not a compiled module, which
+    has the attributes of the one inside."""
+    return bool(vars(module).get("is_p3kv_s", False))
 
 
 def _see(wrapper: torch.nn.Module, name: str, inside: Any) -> None:

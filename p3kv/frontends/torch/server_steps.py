@@ -371,6 +371,23 @@ class ServerSteps(CommonSteps):
             return self._decided(why or self._changes.of_first_step())
         return steps or self._changed_late()
 
+    def give_way(self, why: str) -> None:
+        """Has workers update the weights from now on, where they can: something else than `step` is
+        about to use gradients, if there are any, which are means then. All workers do the same."""
+        if self.passes is None or self._joined or self._given_way_if_local() is not None:
+            return
+        has_passed = self.passes.has_passed
+        if self.may_change:
+            self._decided(why, has_passed)
+        elif self._has_left:
+            self._changed_late(why)
+        elif self._gives_way:
+            if not has_passed:
+                self._have_means()
+            steps = self._given_way(why)
+            if has_passed:
+                steps.exchange_now()
+
     def _given_way(self, why: str) -> AverageSteps:
         """What makes steps from now on, between two of them: workers update the weights."""
         self._shared.check()
@@ -427,15 +444,25 @@ class ServerSteps(CommonSteps):
 
     def _changed_late(self, why: str = "") -> Optional[AverageSteps]:
         """What makes steps from this one on where gradients have left, and then the script has set
+<<<<<<< HEAD
         a rate for the step, has changed or left out a gradient, has written to a weight, or has
         done what `why` says; None where it has done none of these. Raises NotSupportedError where
         it has changed a gradient and the step can't be taken back."""
+=======
+        a rate for the step, has changed or left out a gradient, or has written to a weight, or by
+        `why`; None where it has done none of these. Raises NotSupportedError where it has changed a
+        gradient and the step can't be taken back."""
+>>>>>>> par
         if not (self._has_left and self._can_take_back) or self.passes is None:
             self._exchange.check_gradients()
             return None
         settings = self._pushes.optimizer
         assert settings is not None
+<<<<<<< HEAD
         why = why or self._changes.of_later_step(settings, self._pushes.clipping.clips)
+=======
+        why = self._changes.of_later_step(settings, self._pushes.clipping.clips) or why
+>>>>>>> par
         if not why:
             return None
         if self.passes.adds and not self._are_own:
