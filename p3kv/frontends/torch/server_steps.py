@@ -444,25 +444,15 @@ class ServerSteps(CommonSteps):
 
     def _changed_late(self, why: str = "") -> Optional[AverageSteps]:
         """What makes steps from this one on where gradients have left, and then the script has set
-<<<<<<< HEAD
-        a rate for the step, has changed or left out a gradient, has written to a weight, or has
-        done what `why` says; None where it has done none of these. Raises NotSupportedError where
-        it has changed a gradient and the step can't be taken back."""
-=======
         a rate for the step, has changed or left out a gradient, or has written to a weight, or by
         `why`; None where it has done none of these. Raises NotSupportedError where it has changed a
         gradient and the step can't be taken back."""
->>>>>>> par
         if not (self._has_left and self._can_take_back) or self.passes is None:
             self._exchange.check_gradients()
             return None
         settings = self._pushes.optimizer
         assert settings is not None
-<<<<<<< HEAD
-        why = why or self._changes.of_later_step(settings, self._pushes.clipping.clips)
-=======
         why = self._changes.of_later_step(settings, self._pushes.clipping.clips) or why
->>>>>>> par
         if not why:
             return None
         if self.passes.adds and not self._are_own:
