@@ -110,15 +110,16 @@ class DistributedDataParallel(TorchParallel):
         push_owed(buffers)
         for one in buffers if has_gradients and syncs else ():
             one.owe()
+        is_frozen = not any(one.requires_grad for one in self.module.parameters())
+        # As a teacher or an average, which no optimizer shares.
+        may_train = bool(attached) or (
+            not is_frozen and (has_gradients or _ATTACHED.may_train(self))
+        )
         if is_torch_s:
             self._sync_other_buffers()
-        is_frozen = not any(one.requires_grad for one in self.module.parameters())
-        if not attached and (is_frozen or not (has_gradients or _ATTACHED.may_train(self))):
-            # As a teacher or an average, which no optimizer shares.
-            if self.will_sync_module_buffers():
-                self._sync_buffers()
-            self.require_forward_param_sync = has_gradients and syncs
-        if attached:
+        elif not may_train and self.will_sync_module_buffers():
+            self._sync_buffers()
+        if attached or not may_train:
             self.require_forward_param_sync = has_gradients and syncs
 
     def _sync_other_buffers(self) -> None:
