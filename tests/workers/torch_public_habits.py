@@ -443,7 +443,7 @@ def a_step_before_the_first_pass(it: Training) -> None:
     """Which silences a scheduler; of the script's second model, and of an optimizer that follows
     another one of it."""
     for steps_before in (False, True):
-        wrapped = DistributedDataParallel(net())
+        wrapped = DistributedDataParallel(nn.Linear(10, 5))
         for _ in range(2):
             made = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
             scheduler = torch.optim.lr_scheduler.StepLR(made, 2, 0.5)
@@ -497,6 +497,16 @@ def optimizers_of_several_models(it: Training) -> None:
         it.tell_weights(first, second)
 
 
+def groups_are_taken_away(it: Training) -> None:
+    """As they freeze what is trained; where another class of optimizers has workers update."""
+    wrapped = DistributedDataParallel(net())
+    groups = [{"params": [*one.parameters()]} for one in wrapped.module if [*one.parameters()]]
+    made = OwnArguments(groups, lr=0.1)
+    for _ in range(2):
+        train(it, made, lambda data, labels: loss_of(wrapped(data), labels), wrapped)
+        made.param_groups.pop(0)
+
+
 HABITS: List[Callable[[Training], None]] = [
     step_of_the_base,
     wrappers_of_their_own,
@@ -517,6 +527,7 @@ HABITS: List[Callable[[Training], None]] = [
     a_step_before_the_first_pass,
     several_optimizers_of_a_model,
     optimizers_of_several_models,
+    groups_are_taken_away,
 ]
 CHOSEN: Dict[str, Callable[[Training], None]] = {
     one.__name__: one for one in [*HABITS, buffers_differ]

@@ -172,7 +172,7 @@ class AverageSteps(CommonSteps):
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
         self._shared.check()
-        self._check_groups()
+        self._check_groups(may_have_fewer=True)
         self.finish()  # what the script has caught an error of
         skips = self._takes_skip()
         returned = evaluated(closure) if skips else own_step(self._optimizer, closure)

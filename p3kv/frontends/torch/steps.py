@@ -135,7 +135,7 @@ class Steps(ABC):
     def added(self) -> None:  # noqa: B027
         """The optimizer has more parameters."""
 
-    def _check_groups(self) -> None:
+    def _check_groups(self, may_have_fewer: bool = False) -> None:
         """Raises NotSupportedError where the optimizer has other parameters than when it was
         attached."""
         every = parameters_of(self._optimizer)
@@ -144,10 +144,14 @@ class Steps(ABC):
         now = {id(one): one for one in every}
         more = [one for at, one in now.items() if at not in self._parameters]
         fewer = [one for at, one in self._parameters.items() if at not in now]
-        if more or fewer:
+        if more:
             raise NotSupportedError(
-                f"{self._called(more or fewer)} can't {'come into' if more else 'be taken from'} "
-                f"the optimizer's param_groups {_TOO_LATE}"
+                f"{self._called(more)} can't come into the optimizer's param_groups {_TOO_LATE}"
+            )
+        if fewer and not may_have_fewer:
+            raise NotSupportedError(
+                f"{self._called(fewer)} can't be taken from the optimizer's param_groups: freeze "
+                "by requires_grad_(False), or set P3KV_UPDATES=workers"
             )
 
     def _called(self, parameters: Sequence[torch.Tensor]) -> str:
