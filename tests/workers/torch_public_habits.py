@@ -6,6 +6,7 @@ torch_public_habits.py [HABIT ...]"""
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import math
 import pickle
@@ -505,6 +506,33 @@ def groups_are_taken_away(it: Training) -> None:
     for _ in range(2):
         train(it, made, lambda data, labels: loss_of(wrapped(data), labels), wrapped)
         made.param_groups.pop(0)
+
+
+def buffers_of_two_models(it: Training) -> None:
+    """One optimizer has both: the second model's call leaves the first one's buffers alone."""
+    first, second = DistributedDataParallel(net()), DistributedDataParallel(nn.Linear(5, 5))
+    made = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    for data, labels in it.batches():
+        made.zero_grad()
+        loss_of(second(first(data)), labels).backward()
+        made.step()
+        it.tell(float(first.module[1].running_mean.abs().sum()))
+    it.tell_weights(first, second)
+
+
+def an_optimizer_goes_late(it: Training) -> None:
+    """Its successor has its model; it is in a cycle with its scheduler, and each rank collects that
+    at a time of its own."""
+    wrapped = DistributedDataParallel(net())
+    gc.disable()
+    for number in range(3):
+        made = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(made, 2, 0.5)
+        if it.rank == number % 2:
+            gc.collect()
+        train(it, made, lambda data, labels: loss_of(wrapped(data), labels), wrapped)
+        scheduler.step()
+    gc.enable()
 
 
 HABITS: List[Callable[[Training], None]] = [

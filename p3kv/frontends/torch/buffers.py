@@ -7,7 +7,19 @@ import logging
 import threading
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Callable, Collection, Iterable, List, Optional, Protocol, Set, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Optional,
+    Protocol,
+    Set,
+    Tuple,
+    Union,
+)
 from weakref import WeakSet
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by name then
@@ -182,7 +194,7 @@ class Buffers:
         """Others have them travel, from the pass on that is to begin with worker 0's."""
         self.wait()
         self._packs = []
-        _owed.discard(self)
+        _owed.pop(self, None)
 
     def push(self, step: int, giver: Optional[int]) -> None:
         """At the end of a step: gives all workers the mean or worker `giver`'s buffers. Without a
@@ -192,11 +204,16 @@ class Buffers:
             averages = self._how == AVERAGE
             self._push(lambda pack: averages and pack.dtype.is_floating_point, giver or 0)
 
-    def owe(self) -> None:
-        """A forward pass may have them be each worker's own; when the next one begins, they are
-        worker 0's again."""
+    def owe(self, model: int) -> None:
+        """A model's forward pass may have them be each worker's own; when its next one begins, they
+        are worker 0's again."""
         if self._how == IN_FORWARD:
-            _owed.add(self)
+            _owed.setdefault(self, set()).add(model)
+
+    def are_of(self, module: torch.nn.Module) -> bool:
+        """Whether some are a module's."""
+        its = {*map(id, module.buffers())}
+        return any(id(place.tensor) in its for pack in self._packs for place in pack._places)
 
     @property
     def are_one_worker_s(self) -> bool:
@@ -224,17 +241,28 @@ class Buffers:
         return [] if self._how == BROADCAST else [pack.copied() for pack in self._packs]
 
 
-_owed: Set[Buffers] = set()
-"""Those that are to be pushed, also where their model is gone: another worker may have pushed them
-in a forward pass that it has made alone."""
+_owed: Dict[Buffers, Set[int]] = {}
+"""Those that are to be pushed, and the models that were called since; also where these are gone:
+another worker may have pushed them in a forward pass that it has made alone."""
 
 
-def push_owed(those: Optional[Collection[Buffers]] = None) -> None:
-    """Push what waits for a forward pass: one of `those` begins, or none may on all workers."""
-    owed = [one for one in _owed if those is None or one in those or not one._users]
+def push_owed_of(module: torch.nn.Module) -> None:
+    """Push what waits for a forward pass of a module: another optimizer is to have its buffers, and
+    when an older one goes, only each worker's own garbage collection knows."""
+    push_owed([one for one in _owed if one.are_of(module)])
+
+
+def push_owed(those: Optional[Collection[Buffers]] = None, model: Optional[int] = None) -> None:
+    """Push what waits for a forward pass: of `those`, that of a `model` of theirs begins, or none
+    may on all workers."""
+    owed = [
+        one
+        for one, called in _owed.items()
+        if those is None or not one._users or (one in those and (model is None or model in called))
+    ]
     for buffers in sorted(owed, key=lambda one: one._own.number):
         buffers._push(lambda pack: False)
-        _owed.discard(buffers)
+        _owed.pop(buffers, None)
 
 
 class Untrained:

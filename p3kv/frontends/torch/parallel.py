@@ -23,7 +23,7 @@ from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import meet_alone, warn_alone
 from p3kv.frontends.torch.averages import AverageSteps
 from p3kv.frontends.torch.buffer_places import IN_FORWARD, LEFT
-from p3kv.frontends.torch.buffers import Buffers, push_owed
+from p3kv.frontends.torch.buffers import Buffers, push_owed, push_owed_of
 from p3kv.frontends.torch.environment import take_rank
 from p3kv.frontends.torch.joining import is_open
 from p3kv.frontends.torch.optimizer import Optimizer
@@ -107,9 +107,9 @@ class DistributedDataParallel(TorchParallel):
         buffers = dict.fromkeys(one for optimizer in attached for one in optimizer.buffers)
         may_be_other = attached and self.will_sync_module_buffers()
         is_torch_s = may_be_other and any([one.gives_up_buffers() for one in attached])
-        push_owed(buffers)
+        push_owed(buffers, id(self))
         for one in buffers if has_gradients and syncs else ():
-            one.owe()
+            one.owe(id(self))
         is_frozen = not any(one.requires_grad for one in self.module.parameters())
         # As a teacher or an average, which no optimizer shares.
         may_train = bool(attached) or (
@@ -458,6 +458,8 @@ class _Attached:
     ) -> WrappedOptimizer:
         """`taken`: ids of parameters whose gradients others see to; its own are added."""
         models = _models(optimizer, parameters)
+        for model in models:
+            push_owed_of(model.module)
         averaged = set().union(*(parameters[model] for model in models))
         own = [one for one in parameters_of(optimizer) if id(one) not in averaged]
         vars(optimizer)["_bare"] = own
