@@ -57,8 +57,8 @@ class AverageSteps(CommonSteps):
         gradients: Gradients,
         syncs: Callable[[torch.Tensor], bool],
     ) -> None:
-        """`shared` has the optimizer's parameters, and its store no optimizer. `syncs()`: whether a
-        backward pass belongs to no `no_sync`. `check_sums` has raised nothing."""
+        """`shared` has the optimizer's parameters, and its store no optimizer. `syncs`: as
+        `ServerSteps` has it. `check_sums` has raised nothing."""
         super().__init__(model, optimizer, client.own, client.worker)
         self._shared, self._syncs, self._pushes = shared, syncs, client.pushes
         client.pushes.marks_steps = True
@@ -130,10 +130,10 @@ class AverageSteps(CommonSteps):
                 why,
             )
 
-    @torch._disable_dynamo
     def begin_pass(self) -> None:
         self._hooks.stay_last()
 
+    @torch._disable_dynamo
     def finish(self) -> None:
         """Ends a backward pass, if one has begun: waits for all means, which are the gradients
         then."""
