@@ -53,6 +53,7 @@ class Passes:
         """Whether all passes of a kind were the last before a step."""
         self.steps = 0
         """How many there were."""
+        _all.add(self)
 
     def called(self, model: int, is_fed: bool, syncs: bool) -> bool:
         """A model is called, for a backward pass to come. `is_fed`: its input comes from something
@@ -64,8 +65,6 @@ class Passes:
         # As torch's reducer does, which no call in no_sync tells to expect less. No pass may have
         # come to such a call, as where the model was frozen then.
         self.syncs = syncs or (self.syncs and bool(self._calls))
-        global _has_calls
-        _has_calls = True
         call = model, is_fed
         self._calls[call] = self._calls.get(call, 0) + 1
         self._kind = frozenset((call, number > 1) for call, number in self._calls.items())
@@ -80,9 +79,9 @@ class Passes:
 
     @property
     def is_uncalled(self) -> bool:
-        """Whether the pass that begins now belongs to no calls of models, whosever they are, but
+        """Whether the pass that begins now belongs to no calls of models, whosever these are, but
         those of one that has ended."""
-        return self._has_ended and not _has_calls
+        return self._has_ended and not any(one.is_awaited for one in _all)
 
     def reached(self, parameter: torch.Tensor) -> Tuple[bool, bool]:
         """A gradient is complete; returns whether it leaves, and whether it would if workers
@@ -144,12 +143,12 @@ class Passes:
         self._since_step, self._has_unsynced = [], False
 
 
+_all: WeakSet[Passes] = WeakSet()
+"""Those of all optimizers of this process."""
 _every: WeakSet[Any] = WeakSet()
 """All steps of this process, and what else has a `number` and is told of passes."""
 _passes = 0
 """How many calls of torch.autograd.backward there were, without those inside one."""
-_has_calls = False
-"""Whether any model was called since the last backward pass."""
 _open_calls = 0
 """How many calls of torch.autograd.backward there are, without those inside one."""
 _calling = threading.Lock()
@@ -184,7 +183,7 @@ def _watch_backward() -> None:
     @functools.partial(torch._disable_dynamo, recursive=False)
     @functools.wraps(backward)
     def call_and_finish(*arguments: Any, **more: Any) -> Any:
-        global _has_calls, _open_calls, _passes
+        global _open_calls, _passes
         if torch._C._current_graph_task_id() != -1:
             return backward(*arguments, **more)
         with _calling:
@@ -195,7 +194,6 @@ def _watch_backward() -> None:
             if is_first:
                 for one in _in_order():
                     one.begin_pass()
-                _has_calls = False
             result = backward(*arguments, **more)
         finally:
             with _calling:
