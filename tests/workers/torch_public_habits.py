@@ -11,6 +11,7 @@ import json
 import math
 import pickle
 import sys
+from abc import ABC
 from collections import OrderedDict, defaultdict
 from typing import Any, Callable, Dict, Iterator, List
 
@@ -535,6 +536,16 @@ def an_optimizer_goes_late(it: Training) -> None:
     gc.enable()
 
 
+class OfOtherBases(ABC, torch.optim.SGD):
+    """As pytorch_optimizer's, of which no object can be of a class of p3kv's."""
+
+
+def an_optimizer_of_other_bases(it: Training) -> None:
+    wrapped = DistributedDataParallel(net())
+    made = OfOtherBases(wrapped.parameters(), lr=0.1, momentum=0.9)
+    train(it, made, lambda data, labels: loss_of(wrapped(data), labels), wrapped)
+
+
 HABITS: List[Callable[[Training], None]] = [
     step_of_the_base,
     wrappers_of_their_own,
@@ -558,6 +569,7 @@ HABITS: List[Callable[[Training], None]] = [
     groups_are_taken_away,
     buffers_of_two_models,
     an_optimizer_goes_late,
+    an_optimizer_of_other_bases,
 ]
 CHOSEN: Dict[str, Callable[[Training], None]] = {
     one.__name__: one for one in [*HABITS, buffers_differ]

@@ -457,6 +457,16 @@ class Optimizer(torch.optim.Optimizer):
         """What torch's GradScaler asks for."""
         return self._steps.takes_scaled_gradients
 
+    @classmethod
+    def may_be(cls, kind: Type[torch.optim.Optimizer]) -> bool:
+        """Whether an object of the script's class can be of this one, too: not if the first of its
+        bases has no `__dict__`, as ABC and Generic have none."""
+        try:
+            object.__new__(kind).__class__ = _attached(cls, kind)
+        except TypeError:
+            return False
+        return True
+
     def _may_leave(self, parameter: torch.Tensor) -> bool:
         """Of a gradient for which `_syncs` is false: whether it still may leave in this step."""
         return False

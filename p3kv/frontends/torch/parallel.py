@@ -27,6 +27,7 @@ from p3kv.frontends.torch.buffers import Buffers, push_owed, push_owed_of
 from p3kv.frontends.torch.environment import take_rank
 from p3kv.frontends.torch.joining import is_open
 from p3kv.frontends.torch.optimizer import Optimizer
+from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.passes import Passes, tell_of_passes
 from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS, WORKERS
 from p3kv.frontends.torch.server_steps import ServerSteps
@@ -432,6 +433,8 @@ class _Attached:
                 continue
             if isinstance(optimizer, Optimizer) and not isinstance(optimizer, WrappedOptimizer):
                 raise NotSupportedError(MADE_TWICE)
+            if not WrappedOptimizer.may_be(class_of(optimizer)):  # gradients are means
+                continue
             if own & taken:
                 self._leave(optimizer)
                 continue
