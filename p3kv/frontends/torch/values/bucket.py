@@ -129,7 +129,7 @@ class Weight:
         """Its part of the memory in which the bucket's value lands."""
         self.value_version = parameter._version
         """torch's count of writes into the parameter, when it was last known to be the servers'."""
-        self._memory_at = parameter.data_ptr()
+        self._memory_at = self._address
         """Where it was when `may_be_written` was called: `parameter.data = ...` counts no write."""
         self._sampled: Optional[Tuple[np.ndarray, np.ndarray]] = None
         """Some elements of the parameter and of `staging`, where they are."""
@@ -163,6 +163,11 @@ class Weight:
         script may write to it."""
 
     @property
+    def _address(self) -> int:
+        """Where it is in memory; 0 for a table, which is not."""
+        return 0 if self.is_table else self.parameter.data_ptr()
+
+    @property
     def is_frozen(self) -> bool:
         """Whether it is the script's own; not if the script has it be frozen between its passes."""
         return not self.parameter.requires_grad and self.parameter.grad is None
@@ -177,7 +182,7 @@ class Weight:
     def may_be_written(self) -> bool:
         """Whether the script may have written into the parameter since the last call, as far as
         that shows without a comparison. To be called as `is_written_by_data`."""
-        memory_at = self.parameter.data_ptr()
+        memory_at = self._address
         if self._alias is None and not self._gave_memory and memory_at == self._memory_at:
             return False
         gave = self._gave_memory or self._was_written or memory_at != self._memory_at
@@ -193,8 +198,8 @@ class Weight:
     def is_written_by_data(self) -> bool:
         """Whether the script has written by what it has got from `data`, or has set that, since
         that was asked last by `may_be_written`. Without functions of the weight's own class."""
-        if self.parameter.data_ptr() != self._memory_at:
-            return not self.is_table
+        if self._address != self._memory_at:
+            return True
         if self._alias is None:
             return False
         alias, version = self._alias
