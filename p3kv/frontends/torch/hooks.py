@@ -41,7 +41,7 @@ class Hooks:
         may change the gradient, as DistributedDataParallel does."""
         for handle in self._handles.values():
             every = handle.hooks_dict_ref()
-            if every is not None and len(every) > 1:
+            if every is not None and len(every) > 1 and handle.id in every:
                 every[handle.id] = every.pop(handle.id)
 
     def step_ends(self, bucket: Bucket) -> None:
