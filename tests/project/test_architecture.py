@@ -155,7 +155,7 @@ BUDGETS = {
     "common": (1400, 13),
     "config": (1235, 7),
     "consistency": (515, 4),
-    "frontends/torch": (11015, 51),
+    "frontends/torch": (11034, 51),
     "processes": (2370, 12),
     "report": (1340, 9),
     "scheduler": (2329, 9),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, Dict, FrozenSet, Iterable, List, Set, Tuple
+from typing import Any, Container, Dict, FrozenSet, Iterable, List, Set, Tuple
 from weakref import WeakSet
 
 import torch
@@ -147,6 +147,8 @@ _all: WeakSet[Passes] = WeakSet()
 """Those of all optimizers of this process."""
 _every: WeakSet[Any] = WeakSet()
 """All steps of this process, and what else has a `number` and is told of passes."""
+_roots: Any = ()
+"""From which the backward pass that begins is computed."""
 _passes = 0
 """How many calls of torch.autograd.backward there were, without those inside one."""
 _open_calls = 0
@@ -166,6 +168,21 @@ def is_in_backward() -> bool:
     return _open_calls > 0
 
 
+def is_reached(parameters: Container[int]) -> bool:
+    """Whether the backward pass that begins reaches one of these parameters, by id."""
+    roots = [_roots] if isinstance(_roots, torch.Tensor) else _roots or ()
+    waiting, seen = [getattr(one, "grad_fn", None) for one in roots], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in parameters:
+            return True
+        waiting += [one for one, _ in node.next_functions]
+    return False
+
+
 def _in_order() -> List[Any]:
     return sorted(_every, key=lambda one: one.number)
 
@@ -183,7 +200,7 @@ def _watch_backward() -> None:
     @functools.partial(torch._disable_dynamo, recursive=False)
     @functools.wraps(backward)
     def call_and_finish(*arguments: Any, **more: Any) -> Any:
-        global _open_calls, _passes
+        global _open_calls, _passes, _roots
         if torch._C._current_graph_task_id() != -1:
             return backward(*arguments, **more)
         with _calling:
@@ -192,8 +209,10 @@ def _watch_backward() -> None:
             _passes += is_first
         try:
             if is_first:
+                _roots = arguments[0] if arguments else more.get("tensors")
                 for one in _in_order():
                     one.begin_pass()
+                _roots = ()
             result = backward(*arguments, **more)
         finally:
             with _calling:

@@ -43,7 +43,7 @@ from p3kv.frontends.torch.optimizers.states import (
     rounded,
     unrounded,
 )
-from p3kv.frontends.torch.passes import Passes, tell_of_passes
+from p3kv.frontends.torch.passes import Passes, is_reached, tell_of_passes
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
@@ -298,7 +298,7 @@ class ServerSteps(CommonSteps):
             return
         if vars(self._optimizer)["_steps"] is not self:
             return
-        if self.passes.is_uncalled:
+        if self.passes.is_uncalled and is_reached(self._parameters):
             why = "the script calls backward once more without a forward pass"
             if self.may_change:
                 self._decided(why)
