@@ -130,7 +130,7 @@ class AverageSteps(CommonSteps):
                 why,
             )
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, roots: Sequence[Any]) -> None:
         self._hooks.stay_last()
 
     @torch._disable_dynamo

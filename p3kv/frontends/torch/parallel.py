@@ -6,7 +6,7 @@ import functools
 import gc
 import logging
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Type
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Type
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -389,7 +389,7 @@ class _Attached:
         """Those that are attached."""
         return [made for one in self._of.get(model, ()) if (made := one()) is not None]
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, roots: Sequence[Any]) -> None:
         """A backward pass begins."""
 
     def finish(self) -> None:

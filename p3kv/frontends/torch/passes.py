@@ -147,8 +147,6 @@ _all: WeakSet[Passes] = WeakSet()
 """Those of all optimizers of this process."""
 _every: WeakSet[Any] = WeakSet()
 """All steps of this process, and what else has a `number` and is told of passes."""
-_roots: Any = ()
-"""From which the backward pass that begins is computed."""
 _passes = 0
 """How many calls of torch.autograd.backward there were, without those inside one."""
 _open_calls = 0
@@ -157,8 +155,9 @@ _calling = threading.Lock()
 
 
 def tell_of_passes(steps: Any) -> None:
-    """Has `steps.begin_pass` be called before backward passes, and `steps.finish` when they have
-    ended, whosever they are. Several wait for each other's in the same order on all workers."""
+    """Has `steps.begin_pass` be called with the roots of backward passes before these, and
+    `steps.finish` when they have ended, whosever they are. Several wait for each other's in the
+    same order on all workers."""
     _watch_backward()
     _every.add(steps)
 
@@ -168,9 +167,8 @@ def is_in_backward() -> bool:
     return _open_calls > 0
 
 
-def is_reached(parameters: Container[int]) -> bool:
-    """Whether the backward pass that begins reaches one of these parameters, by id."""
-    roots = [_roots] if isinstance(_roots, torch.Tensor) else _roots or ()
+def is_reached(parameters: Container[int], roots: Iterable[Any]) -> bool:
+    """Whether a backward pass from `roots` reaches one of these parameters, by id."""
     waiting, seen = [getattr(one, "grad_fn", None) for one in roots], set()
     while waiting:
         node = waiting.pop()
@@ -200,7 +198,7 @@ def _watch_backward() -> None:
     @functools.partial(torch._disable_dynamo, recursive=False)
     @functools.wraps(backward)
     def call_and_finish(*arguments: Any, **more: Any) -> Any:
-        global _open_calls, _passes, _roots
+        global _open_calls, _passes
         if torch._C._current_graph_task_id() != -1:
             return backward(*arguments, **more)
         with _calling:
@@ -209,10 +207,10 @@ def _watch_backward() -> None:
             _passes += is_first
         try:
             if is_first:
-                _roots = arguments[0] if arguments else more.get("tensors")
+                roots = arguments[0] if arguments else more.get("tensors", ())
+                roots = (roots,) if isinstance(roots, torch.Tensor) else tuple(roots)
                 for one in _in_order():
-                    one.begin_pass()
-                _roots = ()
+                    one.begin_pass(roots)
             result = backward(*arguments, **more)
         finally:
             with _calling:

@@ -17,6 +17,7 @@ from typing import (
     Mapping,
     NamedTuple,
     Optional,
+    Sequence,
     Tuple,
 )
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet, ref
@@ -289,7 +290,7 @@ class ServerSteps(CommonSteps):
         if ends and not all(bucket.pushed for bucket in self._shared.buckets):
             self._have_all_leave()
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, roots: Sequence[Any]) -> None:
         """A backward pass begins. Has workers update the weights from now on, where the script has
         written to one since the last step, has given the optimizer others, or has left out a step
         that it has clipped: as with DistributedDataParallel, all workers do the same."""
@@ -298,7 +299,7 @@ class ServerSteps(CommonSteps):
             return
         if vars(self._optimizer)["_steps"] is not self:
             return
-        if self.passes.is_uncalled and is_reached(self._parameters):
+        if self.passes.is_uncalled and is_reached(self._parameters, roots):
             why = "the script calls backward once more without a forward pass"
             if self.may_change:
                 self._decided(why)

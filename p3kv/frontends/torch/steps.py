@@ -197,8 +197,8 @@ class CommonSteps(Steps):
         self._joined: Optional[How] = None
         """Of an epoch in which workers may have different numbers of batches."""
 
-    def begin_pass(self) -> None:
-        """A backward pass begins, of these or of other steps."""
+    def begin_pass(self, roots: Sequence[Any]) -> None:
+        """A backward pass from `roots` begins, of these or of other steps."""
 
     @abstractmethod
     def finish(self) -> None:

@@ -209,13 +209,15 @@ class Weight:
     def differs_by_sample(self) -> bool:
         """Whether some elements are others than the servers', on the CPU: what writes to a weight
         without being seen mostly changes all of it. No other value may be under way."""
-        if self.is_late or self.by_rows or self.is_table:
+        value = self.parameter
+        if self.is_late or self.by_rows or self.is_table or value.device.type != "cpu":
             return False
         if self._sampled is None:
-            value, most = self.parameter.detach(), self.staging.numel() // _SAMPLED + 1
-            has_same = value.device.type == "cpu" and value.is_contiguous()
-            both = (bits(value if has_same else self.staging), bits(self.staging))
-            mine, known = (one.reshape(-1)[most // 2 :: most].numpy() for one in both)
+            if not value.is_contiguous():
+                return False
+            every = self.staging.numel() // _SAMPLED + 1
+            both = (bits(one.detach()).reshape(-1) for one in (value, self.staging))
+            mine, known = (one[every // 2 :: every].numpy() for one in both)
             self._sampled = mine, known
         mine, known = self._sampled
         return mine.tobytes() != known.tobytes()
