@@ -44,7 +44,7 @@ def by_hosts(table: Table) -> Figure:
         axis.set_xlabel(f"hosts, one worker on each, {_RATE}")
         axis.set_ylabel(f"{unit}/s")
         _plain_y(axis)
-    axes[0].legend(fontsize=7)
+    max(axes, key=lambda axis: len(axis.lines)).legend(fontsize=7)
     return _finished(figure)
 
 

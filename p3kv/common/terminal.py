@@ -1,4 +1,5 @@
-"""A command's terminal: closed standard streams, and Ctrl-C while it is still being imported.
+"""A process and what has started it: closed standard streams, Ctrl-C while a command is still being
+imported, a parent's end.
 
 Imports nothing that takes time: Ctrl-C before that shows a traceback.
 """
@@ -52,3 +53,13 @@ def drop_output() -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)
+
+
+SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+def outlive_parent() -> None:
+    """Has this process go on when its parent ends, by whose end it was to be killed."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, 0)

@@ -1,9 +1,10 @@
 """Servers and the scheduler beside a worker, where the launcher starts nothing but ranks.
 
 The worker starts them. They end with the job, and the worker's process waits for that when its
-script has ended: other workers may still train. Signals that ask the rank to end are for its script
-alone, which may need servers to save its state. If the worker is killed, the kernel kills them, and
-if the job does not let it in, it ends them itself.
+script has ended: other workers may still train. It does not where the process above it is a worker,
+too, which may wait for its end: they stay without it then. Signals that ask the rank to end are for
+its script alone, which may need servers to save its state. If the worker is killed, the kernel
+kills them, and if the job does not let it in, it ends them itself.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import ExitStack, suppress
 from typing import List
 
 from p3kv.common.addresses import endpoint, family_of
+from p3kv.common.terminal import SET_PARENT_DEATH_SIGNAL
 from p3kv.config import Launch
 from p3kv.errors import ConfigError
 from p3kv.wire.address import listening_address, other_account_at
@@ -30,7 +32,6 @@ _BACKLOG = 1024
 _OTHER_FIRST_S = 1.0
 """mpirun and srun end all others with the exit code of the rank that ends first: let it be the one
 that failed."""
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _FOR_THE_SCRIPT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """torchrun and srun send them to all processes of a rank."""
 
@@ -62,7 +63,7 @@ def _started(launch: Launch) -> List[subprocess.Popen]:
     def prepare() -> None:
         for signum in _FOR_THE_SCRIPT:
             signal.signal(signum, signal.SIG_IGN)
-        libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        libc.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)  # the parent has ended before the kernel knew
 

@@ -157,7 +157,7 @@ def _join(launch: Launch) -> None:
 
 
 def _wait_for(beside: List[subprocess.Popen], parent: int) -> None:
-    if os.getpid() == parent:  # and not a fork of it
+    if os.getpid() == parent and not this_process.is_awaited():  # and not a fork of it
         companions.wait(beside, this_process.not_let_in(), this_process.fails_for_another())
 
 

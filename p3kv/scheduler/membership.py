@@ -97,10 +97,13 @@ class Membership:
             (node.hello.host, node.hello.port, node.hello.transport) for node in self.role("server")
         ]
         workers = [node.hello.host for node in self.workers]
-        return [
-            (node.identity, Roster(node.rank, self._token, servers, workers, self.neighbours(node)))
-            for node in self._nodes.values()
-        ]
+        replies: Replies = []
+        for node in self._nodes.values():
+            near = self.neighbours(node)
+            pids = tuple(self.workers[rank].hello.pid for rank in near)
+            roster = Roster(node.rank, self._token, servers, workers, near, pids)
+            replies.append((node.identity, roster))
+        return replies
 
     def left(self, node: Node) -> None:
         """The node sends nothing more, and is told nothing more."""

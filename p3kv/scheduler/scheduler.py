@@ -12,6 +12,7 @@ import zmq
 
 from p3kv.common.addresses import endpoint
 from p3kv.common.log import Reminder
+from p3kv.common.terminal import outlive_parent
 from p3kv.common.tracing import now_ns
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
@@ -279,6 +280,7 @@ class _Scheduler:
         if shifted is not None:
             _log.warning("%s", shifted)
         if isinstance(message, Bye):
+            outlive_parent()  # which may be this worker; others may go on
             self._send([(identity, Alive())])  # shows that it has come: it is the last message
         self._heard(identity)
 

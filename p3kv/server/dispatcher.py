@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from typing import DefaultDict, Dict, Set, Tuple
 
+from p3kv.common.terminal import outlive_parent
 from p3kv.config import Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.consumer import Consumer
@@ -130,6 +131,7 @@ class Dispatcher(Handler):
 
     def _let_go(self, connection: Connection, header: Header, _: None) -> None:
         rank = header.rank
+        outlive_parent()  # which may be the worker; others may go on
         self._workers.end(rank)
         self._announce_open_step()
         self._consumer.worker_left(rank)

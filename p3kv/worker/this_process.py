@@ -120,6 +120,14 @@ def fails_for_another() -> bool:
     return (failure.role, failure.rank) != ("worker", _worker.rank)
 
 
+def is_awaited() -> bool:
+    """Whether the process above this one is another worker of its job, which has not failed: it may
+    wait for this one's end before it ends itself."""
+    above = multiprocessing.parent_process()
+    pids = {os.getppid(), None if above is None else above.pid}
+    return _worker is not None and _worker.failure is None and not pids.isdisjoint(_worker.pids)
+
+
 def not_let_in() -> bool:
     """Whether this process was to be a worker, and the job has refused it, or was not found."""
     return _worker is None or _worker.not_let_in

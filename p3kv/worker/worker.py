@@ -81,6 +81,8 @@ class Worker(JobMember, Node):
         self.num_workers = launch.num_workers
         self.on_this_host: Sequence[int] = ()
         """Ranks of the workers of this host, this one too; none before `start`."""
+        self.pids: Sequence[int] = ()
+        """Their process ids, where they can share memory."""
         self.settings = settings
         self.tracer = Tracer(None, "worker")
         self.address = own_address(launch)
@@ -120,6 +122,7 @@ class Worker(JobMember, Node):
         roster = self.control.wait_for(Roster, "all processes to start")
         self.rank = roster.rank
         self.on_this_host = roster.neighbours or (self.rank,)
+        self.pids = roster.pids
         name_rank(self.rank)
         self.tracer = Tracer(settings.trace, f"worker {self.rank}", self.address)
         key = self._credentials.data_key(roster.token)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import List
+
+import pytest
 
 from tests.frontends.test_torch import job
 from tests.jobs import (
@@ -39,6 +42,26 @@ def test_children_to_which_a_script_gives_ranks_are_workers_of_one_job() -> None
     assert result.code == 0, result.output
     for rank in range(2):
         assert f"{rank} of 2 has -3.0" in result.output, result.output
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_a_rank_may_wait_for_the_end_of_another_that_it_has_started(rank: int) -> None:
+    """Also if servers and the scheduler run beside the other one."""
+    outputs = []
+    for module in ([], ["-m", "p3kv.ddp"]):
+        with held_port() as holder:
+            port = holder.getsockname()[1]
+            command = [
+                str(PYTHON),
+                *module,
+                str(SCRIPTS / "torch_launching.py"),
+                str(rank),
+                str(port),
+            ]
+            result = run(command, environment(P3KV_SECRET=""), TIMEOUT_S)
+        assert result.code == 0 and "the other ended with 0" in result.output, result.output
+        outputs.append(sorted(re.findall(r"rank \d: \S+", result.output)))
+    assert len(outputs[0]) == 2 and outputs[0] == outputs[1]
 
 
 def test_children_make_mxnets_store_as_workers_or_not_at_all() -> None:

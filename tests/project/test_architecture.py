@@ -152,19 +152,19 @@ BUDGETS = {
     # room: (lines, files)
     "checkpoints": (1190, 6),
     "codecs": (1155, 6),
-    "common": (1400, 13),
+    "common": (1411, 13),
     "config": (1235, 7),
     "consistency": (515, 4),
-    "frontends/torch": (11034, 51),
-    "processes": (2370, 12),
+    "frontends/torch": (11069, 51),
+    "processes": (2371, 12),
     "report": (1340, 9),
-    "scheduler": (2329, 9),
-    "server": (5655, 20),
+    "scheduler": (2334, 9),
+    "server": (5657, 20),
     "slicing": (644, 4),
     "tools": (4066, 22),
     "transport": (599, 4),
-    "wire": (5305, 25),
-    "worker": (8307, 30),
+    "wire": (5307, 25),
+    "worker": (8318, 30),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
 beside it: raise a number only together with a reason."""

@@ -44,7 +44,7 @@ class Training:
             yield data, data[:, :5].argmax(1)
 
     def tell(self, value: float) -> None:
-        at = 100 * self._number + self._told
+        at = 1000 * self._number + self._told
         self._told += 1
         print(json.dumps({"rank": self.rank, "step": at, "loss": value}), flush=True)
 
@@ -522,14 +522,14 @@ def buffers_of_two_models(it: Training) -> None:
 
 
 def an_optimizer_goes_late(it: Training) -> None:
-    """Its successor has its model; it is in a cycle with its scheduler, which rank 1 alone has
+    """Its successor has its model; it is in a cycle with its scheduler, which one rank alone has
     collected by then."""
     wrapped = DistributedDataParallel(net())
     gc.disable()
-    for _ in range(2):
+    for collects in (1, 0, 0, 1):
         made = torch.optim.SGD(wrapped.parameters(), lr=0.1)
         scheduler = torch.optim.lr_scheduler.StepLR(made, 2, 0.5)
-        if it.rank == 1:
+        if it.rank == collects:
             gc.collect()
         train(it, made, lambda data, labels: loss_of(wrapped(data), labels), wrapped)
         scheduler.step()

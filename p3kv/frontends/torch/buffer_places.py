@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from typing import Any, Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, ref
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -41,9 +41,9 @@ step. A larger one, such as a mask, is often constant, and then does not travel.
 
 
 class Place(NamedTuple):
-    """Where a model has a tensor: another one may take its place."""
+    """Where a model has a tensor: another one may take its place. It does not keep the model."""
 
-    module: torch.nn.Module
+    of: ReferenceType[torch.nn.Module]
     attribute: str
     name: str
     shape: Tuple[int, ...]
@@ -52,38 +52,45 @@ class Place(NamedTuple):
     kind: str = "buffer"
 
     @property
-    def where(self) -> Tuple[int, str]:
-        """Tells it from all others."""
-        return id(self.module), self.attribute
-
-    @property
     def tensor(self) -> torch.Tensor:
         """The tensor. Raises NotSupportedError if it has another shape or device than before."""
-        is_buffer = self.kind == "buffer"
-        tensors: Any = self.module._buffers if is_buffer else self.module._parameters
-        found: Optional[torch.Tensor] = tensors.get(self.attribute)
+        found = self._found
         now = "gone" if found is None else f"{tuple(found.shape)} on {found.device}"
         if found is None or tuple(found.shape) != self.shape or found.device != self.device:
-            also = ", but with buffers='own' and without checkpoints" if is_buffer else ""
+            also = ", but with buffers='own' and without checkpoints"
             raise NotSupportedError(
                 f"the {self.kind} '{self.name}' had the shape {self.shape} on {self.device} when "
                 f"p3kv.torch.Optimizer was made, and is {now} now: {self.kind}s keep their shapes "
-                f"and devices{also}"
+                f"and devices{also if self.kind == 'buffer' else ''}"
             )
         return found
 
     @property
+    def is_as_it_was(self) -> bool:
+        """Whether the model has a tensor like the first one there."""
+        found = self._found
+        return found is not None and self == self._replace(
+            shape=tuple(found.shape), device=found.device, dtype=found.dtype
+        )
+
+    @property
     def is_statistic(self) -> bool:
         """Whether a layer updates it while it trains, and no backward pass reads it."""
-        return isinstance(self.module, _NormBase) and self.module.training
+        module = self.of()
+        return isinstance(module, _NormBase) and module.training
 
-
-kept: WeakValueDictionary[Tuple[int, str], Any] = WeakValueDictionary()
-"""By `Place.where`: what has the buffer travel."""
+    @property
+    def _found(self) -> Optional[torch.Tensor]:
+        module: Any = self.of()
+        if module is None:
+            return None
+        tensors = module._buffers if self.kind == "buffer" else module._parameters
+        found: Optional[torch.Tensor] = tensors.get(self.attribute)
+        return found
 
 
 def places_of(model: torch.nn.Module, how: str, devices: Devices) -> List[Place]:
-    """A model's buffers, each once, also those that are `kept`. Raises NotSupportedError for one
+    """A model's buffers, each once. Raises NotSupportedError for one
     that can't travel; where each worker has its own, the log says that it is left out."""
     found: Dict[int, Place] = {}
     for prefix, module in model.named_modules():
@@ -142,7 +149,7 @@ def _place(
 ) -> Place:
     name = own_name(f"{prefix}.{attribute}" if prefix else attribute)
     shape = tuple(tensor.shape)
-    return Place(module, attribute, name, shape, tensor.device, tensor.dtype, kind)
+    return Place(ref(module), attribute, name, shape, tensor.device, tensor.dtype, kind)
 
 
 def _travels(tensor: torch.Tensor, devices: Devices) -> bool:

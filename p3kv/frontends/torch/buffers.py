@@ -20,7 +20,7 @@ from typing import (
     Tuple,
     Union,
 )
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by name then
 import numpy as np
@@ -40,7 +40,6 @@ from p3kv.frontends.torch.buffer_places import (
     Place,
     called,
     flat,
-    kept,
     packed,
     travelling,
     write,
@@ -149,7 +148,11 @@ class Buffers:
         ]
         if worker.rank == 0:
             own.unpushed = self._copied
-        kept.update({place.where: self for place in places})
+        self._called: Set[torch.nn.Module] = set()
+        """Modules that are kept until the buffers that they owe have been pushed."""
+        for place in places:
+            if (module := place.of()) is not None:
+                _KEPT.setdefault(module, {})[place.attribute] = self
         forget_with(self, worker, own.number, self._packs)
         for pack in self._packs:
             saved = resuming.initial(pack.key) if worker.rank == 0 else None
@@ -159,11 +162,12 @@ class Buffers:
                 pack.give_initial(worker)
         self.wait()
 
-    def join(self, user: User, how: str, chosen: bool) -> None:
-        """Has one more optimizer's steps push the buffers, which are `how` if that was `chosen`;
-        all get worker rank 0's again. Raises NotSupportedError where they travel in another way."""
-        if how != self._how and self._how == OWN and how != OWN and not self._is_chosen:
-            self._how = how  # as no step has pushed them
+    def join(self, user: User, how: str, chosen: bool, gives: bool) -> None:
+        """Has one more optimizer's steps push the buffers, which are `how` if that was `chosen`.
+        `gives`: all get worker rank 0's again. NotSupportedError where they travel otherwise."""
+        is_free = not self._users or (self._how == OWN and how != OWN and not self._is_chosen)
+        if how != self._how and is_free:
+            self._how = how  # as no step pushes them
         if chosen and how != self._how:
             raise NotSupportedError(
                 f"buffers={how!r}, and an earlier p3kv.torch.Optimizer of the model has "
@@ -171,7 +175,7 @@ class Buffers:
                 "steps. Give both the same"
             )
         self._is_chosen |= chosen
-        if self._users and self._how != LEFT:
+        if gives and self._how != LEFT:
             self._push(lambda pack: False)
             self.wait()
         self._users.add(user)
@@ -184,16 +188,22 @@ class Buffers:
         """An optimizer pushes them no more."""
         self.wait()
         self._users.discard(user)
-        if not self._users:
-            push_owed((self,))
-            self.wait()
-            for where in [where for where, keeper in kept.items() if keeper is self]:
-                del kept[where]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the model has all of them as they were. If it has, its next optimizer goes on
+        with them: when the last one goes, each worker's own garbage collection decides."""
+        places = [place for pack in self._packs for place in pack._places]
+        return bool(places) and all(place.is_as_it_was for place in places)
 
     def give_up(self) -> None:
         """Others have them travel, from the pass on that is to begin with worker 0's."""
         self.wait()
         self._packs = []
+        self._owe_nothing()
+
+    def _owe_nothing(self) -> None:
+        self._called.clear()
         _owed.pop(self, None)
 
     def push(self, step: int, giver: Optional[int]) -> None:
@@ -208,6 +218,9 @@ class Buffers:
         """A model's forward pass may have them be each worker's own; when its next one begins, they
         are worker 0's again."""
         if self._how == IN_FORWARD:
+            if self not in _owed:
+                modules = (place.of() for pack in self._packs for place in pack._places)
+                self._called = {module for module in modules if module is not None}
             _owed.setdefault(self, set()).add(model)
 
     def are_of(self, module: torch.nn.Module) -> bool:
@@ -222,11 +235,13 @@ class Buffers:
             self._how == AVERAGE and not all(one.dtype.is_floating_point for one in self._packs)
         )
 
-    def _push(self, averages: Callable[[Pack], bool], giver: int = 0) -> None:
+    def _push(
+        self, averages: Callable[[Pack], bool], giver: int = 0, is_last: bool = False
+    ) -> None:
         for pack in self._packs:
             pack.take()
             self._own.count_push(self._step)
-            pack.push(self._worker, self._step, averages(pack), giver, self._weights)
+            pack.push(self._worker, self._step, averages(pack), giver, self._weights, is_last)
 
     def _weights(self) -> Memory:
         return Memory(one for user in self._users for one in user.weights)
@@ -241,6 +256,17 @@ class Buffers:
         return [] if self._how == BROADCAST else [pack.copied() for pack in self._packs]
 
 
+_KEPT: WeakKeyDictionary[torch.nn.Module, Dict[str, Buffers]] = WeakKeyDictionary()
+"""By a module and the attribute: what has the buffer travel."""
+
+
+def kept(place: Place) -> Optional[Buffers]:
+    """What has a buffer travel, if the model has all that go together as they were."""
+    module = place.of()
+    found = None if module is None else _KEPT.get(module, {}).get(place.attribute)
+    return found if found is not None and found.goes_on else None
+
+
 _owed: Dict[Buffers, Set[int]] = {}
 """Those that are to be pushed, and the models that were called since; also where these are gone:
 another worker may have pushed them in a forward pass that it has made alone."""
@@ -252,17 +278,19 @@ def push_owed_of(module: torch.nn.Module) -> None:
     push_owed([one for one in _owed if one.are_of(module)])
 
 
-def push_owed(those: Optional[Collection[Buffers]] = None, model: Optional[int] = None) -> None:
+def push_owed(
+    those: Optional[Collection[Buffers]] = None, model: Optional[int] = None, is_last: bool = False
+) -> None:
     """Push what waits for a forward pass: of `those`, that of a `model` of theirs begins, or none
-    may on all workers."""
+    may on all workers. `is_last`: the process ends, and does not wait for any worker."""
     owed = [
         one
         for one, called in _owed.items()
         if those is None or not one._users or (one in those and (model is None or model in called))
     ]
     for buffers in sorted(owed, key=lambda one: one._own.number):
-        buffers._push(lambda pack: False)
-        _owed.pop(buffers, None)
+        buffers._push(lambda pack: False, is_last=is_last)
+        buffers._owe_nothing()
 
 
 class Untrained:
@@ -393,11 +421,14 @@ class Pack(Arriving):
         averages: bool,
         giver: int,
         weights: Callable[[], Memory],
+        is_last: bool,
     ) -> None:
-        """All take worker `giver`'s values, or the mean. Aliases of `weights` are not written."""
+        """All take worker `giver`'s values, or the mean; this one none, if it is the last push.
+        Aliases of `weights` are not written."""
         self.key.round += 1
         self._find_aliases(weights)
-        gives, lands = averages or worker.rank == giver, averages or worker.rank != giver
+        gives = averages or worker.rank == giver
+        lands = not is_last and (averages or worker.rank != giver)
         divisor = worker.num_workers if averages else 1
         self._begin(worker, self.key.round, step, gives, lands, self.key.pulls, divisor)
 

@@ -19,12 +19,11 @@ from p3kv.frontends.torch.buffer_places import (
     OWN,
     OWNS,
     Memory,
-    kept,
     own_or_shared,
     places_of,
     untrained_places,
 )
-from p3kv.frontends.torch.buffers import Alias, Buffers, Untrained, push_owed
+from p3kv.frontends.torch.buffers import Alias, Buffers, Untrained, kept, push_owed
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.joining import Attendance
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
@@ -163,15 +162,12 @@ class SharedModel:
         self._devices.start()
         self._exchange_initial()
         self.resuming.wait_for_states(self.worker.barrier)
-        places = [place for place in self._places if place.where not in kept]
-        if places:
-            made = Buffers(places, self._how, self.worker, self._own, self._devices)
-            self.buffers.append(made)
-            made.join(self, self._how, self._chosen)
+        places = [place for place in self._places if kept(place) is None]
+        made = places and Buffers(places, self._how, self.worker, self._own, self._devices)
         for place in self._places:
-            buffers = kept[place.where]
-            if buffers not in self.buffers:
-                buffers.join(self, self._how, self._chosen)
+            buffers = kept(place)
+            if buffers is not None and buffers not in self.buffers:
+                buffers.join(self, self._how, self._chosen, gives=buffers is not made)
                 self.buffers.append(buffers)
 
     def belong_to(self, steps: Steps) -> None:
@@ -449,7 +445,7 @@ def _finish() -> None:
     has_failed = this_process.give_up_if_script_failed()
     if not has_failed:
         with suppress(P3Error):
-            push_owed()
+            push_owed(is_last=True)
     for of_steps, of_shared in reversed(_ALL):
         steps, shared = of_steps(), of_shared()
         if steps is None or shared is None:

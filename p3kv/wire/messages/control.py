@@ -325,6 +325,8 @@ class Roster(Message, frozen=True):
     """The host of each worker, by rank."""
     neighbours: Tuple[int, ...] = ()
     """Ranks of the workers that can share memory with the receiver, a worker, and its own."""
+    pids: Tuple[int, ...] = ()
+    """Their process ids."""
 
     def __post_init__(self) -> None:
         check_number("a rank", self.rank, 0, MAX_RANK)
