@@ -9,8 +9,11 @@ of its own. torch's first optimizer imports its compiler; here only scripts that
 import re
 import sys
 from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 
+_NO_COMPILER = Path(__file__).parents[2] / "p3kv/frontends/torch/optimizers/no_compiler.py"
 _GENERATING = ("mxnet.symbol.register", "mxnet.ndarray.register")
 _NAME = re.compile(r"\s*def (\w+)\(")
 
@@ -42,9 +45,11 @@ class _Loader(SourceFileLoader):
 class _Lean:
     @staticmethod
     def find_spec(name: str, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name == "torch" and "p3kv" in sys.modules:
-            from p3kv.frontends.torch.optimizers import no_compiler
-
+        if name == "torch":
+            spec = spec_from_file_location("no_compiler", _NO_COMPILER)
+            assert spec is not None and spec.loader is not None
+            no_compiler = module_from_spec(spec)  # p3kv, as whose part it is, may not be imported
+            spec.loader.exec_module(no_compiler)
             no_compiler.leave_out()
         elif name == "mxnet":
             sys.modules.setdefault("requests", ModuleType("requests"))

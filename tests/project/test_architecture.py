@@ -155,7 +155,7 @@ BUDGETS = {
     "common": (1411, 13),
     "config": (1235, 7),
     "consistency": (515, 4),
-    "frontends/torch": (11069, 51),
+    "frontends/torch": (11109, 52),
     "processes": (2371, 12),
     "report": (1340, 9),
     "scheduler": (2334, 9),
@@ -164,7 +164,7 @@ BUDGETS = {
     "tools": (4066, 22),
     "transport": (599, 4),
     "wire": (5307, 25),
-    "worker": (8318, 30),
+    "worker": (8325, 30),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
 beside it: raise a number only together with a reason."""

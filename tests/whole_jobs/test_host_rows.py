@@ -11,7 +11,7 @@ from typing import Dict, List, Optional, Sequence, Union
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from p3kv.common.finite import NotFinite
@@ -108,6 +108,7 @@ def added(several: Sequence[Rows]) -> Rows:
     return Rows(np.array(rows, NUMBER), elements)
 
 
+@example(188760, [1, 5, 5], 1, 3, "changed", False)  # the carrier left before it was asked
 @given(
     st.integers(0, 2**32),
     # How many steps each worker makes.

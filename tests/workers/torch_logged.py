@@ -1,7 +1,9 @@
 """A script for DistributedDataParallel that logs gradients now and then, for the first time after
-its first step: it prints their norms beside the losses. With `unused`, some steps have no gradient
-of one layer; with `parts`, that layer has a backward pass of its own; with `two`, two models are
-trained in turn; with any of them, workers add up a number before `step`."""
+its first step: it prints their norms beside the losses. Each argument is how one training does so,
+by some of these words. With `unused`, some steps have no gradient of one layer; with `parts`, that
+layer has a backward pass of its own; with `two`, two models are trained in turn; with any of them,
+workers add up a number before `step`. With `clips`, gradients are clipped; with `adds`, a step has
+two passes; by `first`, rank 0 alone reads gradients."""
 
 import json
 import os
@@ -28,12 +30,11 @@ class Model(nn.Sequential):
         return x, self.more(x.detach()) if has_more else x
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def train(number: int, how: str) -> None:
     rank = dist.get_rank()
     torch.manual_seed(3)
-    clips, adds, by_first = ("clips" in sys.argv, "adds" in sys.argv, "first" in sys.argv)
-    unused, parts, two = "unused" in sys.argv, "parts" in sys.argv, "two" in sys.argv
+    clips, adds, by_first = "clips" in how, "adds" in how, "first" in how
+    unused, parts, two = "unused" in how, "parts" in how, "two" in how
     trained = []
     for _ in range(1 + two):
         model = Model(nn.Linear(8, 600), nn.Tanh(), nn.Linear(600, 500), nn.Linear(500, 8))
@@ -66,13 +67,15 @@ def main() -> None:
             norms = torch.stack(torch._foreach_norm(gradients)).tolist()
             histogram.append(model[2].weight.grad.histc(10).tolist())
         optimizer.zero_grad()
-        for number, norm in enumerate([loss.item(), *norms]):
-            line = {"rank": rank, "step": 100 * step + number, "loss": norm}
+        for at, norm in enumerate([loss.item(), *norms]):
+            line = {"rank": rank, "step": 10_000 * number + 100 * step + at, "loss": norm}
             sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
     assert os.environ.get("P3KV_UPDATES") or histogram or clips or by_first
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    dist.init_process_group("gloo")
+    for number, how in enumerate(sys.argv[1:]):
+        train(number, how)
+    dist.destroy_process_group()

@@ -19,6 +19,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import prune
 
 STEPS = 12
 
@@ -546,6 +547,74 @@ def an_optimizer_of_other_bases(it: Training) -> None:
     train(it, made, lambda data, labels: loss_of(wrapped(data), labels), wrapped)
 
 
+def weights_are_pruned(it: Training) -> None:
+    """As in iterative pruning: masks are buffers that autograd keeps, they come late, and a weight
+    is written when one is made permanent."""
+    wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 5)))
+    made = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    for at, (data, labels) in enumerate(it.batches()):
+        if at == 3:
+            prune.l1_unstructured(wrapped.module[0], "weight", 0.3)
+        if at == 6:
+            prune.l1_unstructured(wrapped.module[2], "weight", 0.3)
+        if at == 9:
+            prune.remove(wrapped.module[2], "weight")
+        made.zero_grad()
+        loss = loss_of(wrapped(data), labels)
+        loss.backward()
+        made.step()
+        it.tell(loss.item())
+    it.tell_weights(wrapped)
+
+
+def models_are_traced(it: Training) -> None:
+    """As for an export at each checkpoint, before anything else has read the weights."""
+    wrapped = DistributedDataParallel(net())
+    made = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for data, labels in it.batches():
+        made.zero_grad()
+        loss_of(wrapped(data), labels).backward()
+        made.step()
+        wrapped.module.eval()
+        traced = torch.jit.trace(wrapped.module, data)
+        wrapped.module.train()
+        if it.rank == 0:  # its own buffers are all the others' in the next pass
+            it.tell(float(traced(data).detach().abs().sum()))
+    it.tell_weights(wrapped)
+
+
+def what_wrappers_leave_alone(it: Training) -> None:
+    """A parameter and a buffer of each rank's own, as torchrec's tables."""
+    model = net()
+    left_alone = ["3.weight", "1.running_mean"]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, left_alone)
+    with torch.no_grad():
+        model[3].weight.add_(it.rank)
+        model[1].running_mean.add_(it.rank)
+    wrapped = DistributedDataParallel(model)
+    made = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    train(it, made, lambda data, labels: loss_of(wrapped(data), labels), wrapped)
+
+
+def gradients_without_a_pass(it: Training) -> None:
+    """As in second-order methods, in all steps or from a later one on, by each rank for itself."""
+    for first in (0, 3):
+        wrapped = DistributedDataParallel(net())
+        made = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+        weights = [*wrapped.parameters()]
+        for at, (data, labels) in enumerate(it.batches()):
+            loss = loss_of(wrapped(data), labels)
+            if at < first:
+                made.zero_grad()
+                loss.backward()
+            else:
+                for one, gradient in zip(weights, torch.autograd.grad(loss, weights)):
+                    one.grad = gradient
+            made.step()
+            it.tell(loss.item())
+        it.tell_weights(wrapped)
+
+
 HABITS: List[Callable[[Training], None]] = [
     step_of_the_base,
     wrappers_of_their_own,
@@ -570,6 +639,10 @@ HABITS: List[Callable[[Training], None]] = [
     buffers_of_two_models,
     an_optimizer_goes_late,
     an_optimizer_of_other_bases,
+    weights_are_pruned,
+    models_are_traced,
+    what_wrappers_leave_alone,
+    gradients_without_a_pass,
 ]
 CHOSEN: Dict[str, Callable[[Training], None]] = {
     one.__name__: one for one in [*HABITS, buffers_differ]

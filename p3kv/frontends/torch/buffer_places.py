@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 from weakref import ReferenceType, ref
 
 import torch
@@ -93,20 +93,19 @@ def places_of(model: torch.nn.Module, how: str, devices: Devices) -> List[Place]
     """A model's buffers, each once. Raises NotSupportedError for one
     that can't travel; where each worker has its own, the log says that it is left out."""
     found: Dict[int, Place] = {}
-    for prefix, module in model.named_modules():
-        for attribute, tensor in module._buffers.items():
-            if tensor is None or not tensor.numel() or id(tensor) in found:
-                continue
-            place = _place(module, prefix, attribute, tensor, "buffer")
-            if not _travels(tensor, devices):
-                what = _what_does_not_travel(place, tensor)
-                if how not in OWNS:
-                    raise NotSupportedError(
-                        f"{what}: with p3kv.torch.Optimizer(..., buffers='own') it is left out"
-                    )
-                _log.warning("%s: it is each worker's own, and not in checkpoints", what)
-                continue
-            found[id(tensor)] = place
+    for module, attribute, name, tensor in _tensors_of(model, "_buffers"):
+        if not tensor.numel() or id(tensor) in found:
+            continue
+        place = _place(module, attribute, name, tensor, "buffer")
+        if not _travels(tensor, devices):
+            what = _what_does_not_travel(place, tensor)
+            if how not in OWNS:
+                raise NotSupportedError(
+                    f"{what}: with p3kv.torch.Optimizer(..., buffers='own') it is left out"
+                )
+            _log.warning("%s: it is each worker's own, and not in checkpoints", what)
+            continue
+        found[id(tensor)] = place
     return list(found.values())
 
 
@@ -116,22 +115,21 @@ def untrained_places(
     """A model's parameters but those with these ids, each once; the log says which can't travel.
     Raises NotSupportedError for one that has no shape yet."""
     found: Dict[int, Place] = {}
-    for prefix, module in model.named_modules():
-        for attribute, tensor in module._parameters.items():
-            if tensor is None or id(tensor) in trained or id(tensor) in found:
-                continue
-            if isinstance(tensor, TableWeight):
-                continue  # perhaps another optimizer's; it tells who reads it if it is nobody's
-            if torch.nn.parameter.is_lazy(tensor):
-                check_has_shape(tensor, own_name(f"{prefix}.{attribute}"))
-            if not tensor.numel():
-                continue
-            place = _place(module, prefix, attribute, tensor, "parameter")
-            if _travels(tensor, devices):
-                found[id(tensor)] = place
-            else:
-                what = _what_does_not_travel(place, tensor)
-                _log.warning("%s: it is each worker's own, and not in checkpoints", what)
+    for module, attribute, name, tensor in _tensors_of(model, "_parameters"):
+        if id(tensor) in trained or id(tensor) in found:
+            continue
+        if isinstance(tensor, TableWeight):
+            continue  # perhaps another optimizer's; it tells who reads it if it is nobody's
+        if torch.nn.parameter.is_lazy(tensor):
+            check_has_shape(tensor, own_name(name))
+        if not tensor.numel():
+            continue
+        place = _place(module, attribute, name, tensor, "parameter")
+        if _travels(tensor, devices):
+            found[id(tensor)] = place
+        else:
+            what = _what_does_not_travel(place, tensor)
+            _log.warning("%s: it is each worker's own, and not in checkpoints", what)
     return list(found.values())
 
 
@@ -144,11 +142,25 @@ def check_has_shape(parameter: torch.nn.Parameter, name: str) -> None:
         )
 
 
+def _tensors_of(
+    model: torch.nn.Module, kind: str
+) -> Iterator[Tuple[torch.nn.Module, str, str, torch.Tensor]]:
+    """A model's parameters or buffers, each with its module, attribute and name, but those that
+    scripts have DistributedDataParallel leave alone, and which so are each worker's own."""
+    left_alone: Set[str] = set()
+    for prefix, module in model.named_modules():
+        prefix = f"{prefix}." if prefix else ""
+        names = vars(module).get("_ddp_params_and_buffers_to_ignore", ())
+        left_alone.update(prefix + name for name in names)
+        for attribute, tensor in vars(module)[kind].items():
+            if tensor is not None and prefix + attribute not in left_alone:
+                yield module, attribute, prefix + attribute, tensor
+
+
 def _place(
-    module: torch.nn.Module, prefix: str, attribute: str, tensor: torch.Tensor, kind: str
+    module: torch.nn.Module, attribute: str, name: str, tensor: torch.Tensor, kind: str
 ) -> Place:
-    name = own_name(f"{prefix}.{attribute}" if prefix else attribute)
-    shape = tuple(tensor.shape)
+    shape, name = tuple(tensor.shape), own_name(name)
     return Place(ref(module), attribute, name, shape, tensor.device, tensor.dtype, kind)
 
 

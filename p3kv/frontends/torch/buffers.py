@@ -235,13 +235,11 @@ class Buffers:
             self._how == AVERAGE and not all(one.dtype.is_floating_point for one in self._packs)
         )
 
-    def _push(
-        self, averages: Callable[[Pack], bool], giver: int = 0, is_last: bool = False
-    ) -> None:
+    def _push(self, averages: Callable[[Pack], bool], giver: int = 0, takes: bool = True) -> None:
         for pack in self._packs:
             pack.take()
             self._own.count_push(self._step)
-            pack.push(self._worker, self._step, averages(pack), giver, self._weights, is_last)
+            pack.push(self._worker, self._step, averages(pack), giver, self._weights, takes)
 
     def _weights(self) -> Memory:
         return Memory(one for user in self._users for one in user.weights)
@@ -289,7 +287,8 @@ def push_owed(
         if those is None or not one._users or (one in those and (model is None or model in called))
     ]
     for buffers in sorted(owed, key=lambda one: one._own.number):
-        buffers._push(lambda pack: False, is_last=is_last)
+        # Of those that nobody uses here no pass begins any more, and worker 0 may give late.
+        buffers._push(lambda pack: False, takes=bool(buffers._users) and not is_last)
         buffers._owe_nothing()
 
 
@@ -421,14 +420,14 @@ class Pack(Arriving):
         averages: bool,
         giver: int,
         weights: Callable[[], Memory],
-        is_last: bool,
+        takes: bool,
     ) -> None:
-        """All take worker `giver`'s values, or the mean; this one none, if it is the last push.
-        Aliases of `weights` are not written."""
+        """All take worker `giver`'s values, or the mean; this one only if it `takes` any. Aliases
+        of `weights` are not written."""
         self.key.round += 1
         self._find_aliases(weights)
         gives = averages or worker.rank == giver
-        lands = not is_last and (averages or worker.rank != giver)
+        lands = takes and (averages or worker.rank != giver)
         divisor = worker.num_workers if averages else 1
         self._begin(worker, self.key.round, step, gives, lands, self.key.pulls, divisor)
 

@@ -12,6 +12,7 @@ from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
 from p3kv.frontends.torch.values.leaving import Leaving, is_part
+from p3kv.frontends.torch.values.watched import watcher_of
 
 WRITES = "the script writes to weights"
 _RATES = "the script sets the optimizer's param_groups between backward and step"
@@ -72,6 +73,12 @@ class Changes:
                     "first time after the first step: it was this worker's own by then, and not "
                     "the mean of all workers'. Set P3KV_UPDATES=workers, by which it is the mean"
                 )
+
+    def are_given(self) -> bool:
+        """Whether the script has set gradients, where no pass has come since the last step."""
+        with torch._C.DisableTorchFunctionSubclass():
+            gradients = [weight.parameter.grad for _, weight in self._of.values()]
+            return any(one is not None and watcher_of(one) is None for one in gradients)
 
     def of_first_step(self) -> str:
         """What has changed in the first step, in which nothing has left; empty if nothing has."""

@@ -12,13 +12,11 @@ from typing import (
     Callable,
     Dict,
     Iterable,
-    Iterator,
     List,
     Mapping,
     NamedTuple,
     Optional,
     Sequence,
-    Tuple,
 )
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet, ref
 
@@ -36,29 +34,19 @@ from p3kv.frontends.torch.joining import How
 from p3kv.frontends.torch.means import Means
 from p3kv.frontends.torch.optimizers.optimizer_settings import needs_whole
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
-from p3kv.frontends.torch.optimizers.states import (
-    MASTER,
-    ServerStates,
-    exported,
-    imported,
-    rounded,
-    unrounded,
-)
+from p3kv.frontends.torch.optimizers.server_states import ServerStates
+from p3kv.frontends.torch.optimizers.states import rounded, unrounded
 from p3kv.frontends.torch.passes import Passes, is_reached, tell_of_passes
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
 from p3kv.frontends.torch.steps import CommonSteps, evaluated, parameters_of
-from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.values.asleep import Asleep
-from p3kv.frontends.torch.values.bucket import Weight
 from p3kv.frontends.torch.values.leaving import ZEROES, Leaving, Own, Past, end_past
 from p3kv.frontends.torch.values.watched import told_of_collectives, watcher_of
 from p3kv.frontends.torch.values.written import copied, is_written
-from p3kv.server.optimizer import State
 from p3kv.store.checks import check_optimizer
 from p3kv.store.client import Client
-from p3kv.store.states import give_state, states_of
 from p3kv.worker.saving.cuts import Unpushed
 
 _log = logging.getLogger("p3kv")
@@ -180,13 +168,10 @@ class ServerSteps(CommonSteps):
             self._exchange.on_use = WeakMethod(self._used)
         self._beginning = threading.Lock()
         """Backward passes have a thread for each device."""
-        self._states = ServerStates(self._fetched_states)
+        self._states = ServerStates(optimizer, own, self._of, self._whole, self._come_to_rest)
         """The optimizer's `state`, once the servers have those with which it is attached."""
-        self._have_states = own.resumed is not None
-        """Whether the servers may have states."""
         shared.begin(self)
-        if self._have_states:
-            optimizer.state = self._states
+        self._states.begin()
         if worker.rank == 0:
             own.unpushed = self._frozen
         self._hooks.add()
@@ -355,13 +340,17 @@ class ServerSteps(CommonSteps):
                     )
 
     def _given_way_if_local(self) -> Optional[AverageSteps]:
-        """What makes steps from this one on, if all its passes were in `no_sync`: its gradients are
-        each worker's own, as with DistributedDataParallel. None if they are not."""
-        if self.passes is None or not (self._gives_way and self.passes.are_local):
+        """What makes steps from this one on, if all its passes were in `no_sync`, or there was none
+        and the script has set gradients: they are each worker's own, as with
+        DistributedDataParallel. None if they are not."""
+        if self.passes is None or not self._gives_way or self._has_left or self._joined:
             return None
-        if self._has_left or self._joined:
+        if self.passes.are_local:
+            why = "the script makes a step whose backward passes are all in no_sync"
+        elif not self.passes.has_passed and self._changes.are_given():
+            why = "the script makes a step with gradients of its own, and without a backward pass"
+        else:
             return None
-        why = "the script makes a step whose backward passes are all in no_sync"
         return self._decided(why, is_over=False) if self.may_change else self._given_way(why)
 
     def _given_way_if_asked(self, why: str = "") -> Optional[AverageSteps]:
@@ -434,8 +423,8 @@ class ServerSteps(CommonSteps):
             self._exchange.push_remaining([one for one in self._shared.buckets if not one.pushed])
             if self._pushes.clipping.clips:
                 self._clipping.drop()
-            elif self._optimizer.state is self._states:
-                self._states.data  # noqa: B018  has it fetch those before
+            else:
+                self._states.fetch()  # those before
             for bucket in self._shared.buckets:
                 if bucket.pushed:
                     bucket.await_dropped()
@@ -615,7 +604,7 @@ class ServerSteps(CommonSteps):
         self._has_left = self._all_left = False
         self._unscaled = ServerSteps.scaled
         self._pace.step_ended()
-        self._states.step_ends(self._parameters.values())
+        self._states.step_ends()
 
     def _compare_rates(self) -> None:
         """Warns where this worker's rates change while worker 0, whose rates count, is absent."""
@@ -686,24 +675,15 @@ class ServerSteps(CommonSteps):
             if self._has_left:
                 return
             self._check_groups()
-            written = self._written_states()
+            written = self._states.written()
             if written and self._worker.rank == 0:
+                assert self._pushes.optimizer is not None
                 self._shared.wait()
-                for parameter, state in written.items():
-                    if id(parameter) not in self._of:  # quantised
-                        continue
-                    _, weight = self._of[id(parameter)]
-                    if not weight.is_table:
-                        self._give_state(weight, state)
-                    elif state and state.get("step", 1):  # Adagrad begins with one
-                        raise NotSupportedError(
-                            f"the optimizer's state of the table '{weight.name}' was loaded or "
-                            "changed, and it is on the servers: leave it out of the state_dict"
-                        )
+                self._states.give(written, self._pushes.optimizer.since_step)
             if self._joined is not None and not is_absent:
                 self.attendance.say(self._pushes.step, True)
             self._means.step_begins()
-            self._have_states = self._has_left = True
+            self._has_left = True
             if self.passes is not None:
                 self.passes.leave()
 
@@ -716,40 +696,12 @@ class ServerSteps(CommonSteps):
                 "gradient left, and step(): change learning rates before backward, or call the "
                 "scheduler after step(); or set P3KV_UPDATES=workers"
             )
-        written = self._written_states()
+        written = self._states.written()
         if written:
             raise NotSupportedError(
                 f"the optimizer's state of {self._called([*written])} was changed between "
                 "backward, when the first gradient left, and step(): change it before backward"
             )
-
-    def _written_states(self) -> Dict[torch.Tensor, Dict[str, Any]]:
-        """The states that the servers are to have in place of theirs."""
-        held, every = self._optimizer.state, self._parameters.values()
-        if held is self._states:
-            return self._states.written(every)
-        self._optimizer.state = self._states
-        self._states.come_after(held, every)
-        states = {parameter: held.get(parameter) or {} for parameter in every}
-        return {one: state for one, state in states.items() if state or self._have_states}
-
-    def _give_state(self, weight: Weight, state: Dict[str, Any]) -> None:
-        """Gives the servers the state that a parameter has from now on. No value is under way, and
-        they make no step without this worker's gradients."""
-        optimizer, value = self._pushes.optimizer, weight.parameter.detach()
-        assert optimizer is not None
-        master = state.get(MASTER)
-        if master is not None and not torch.equal(master.to(value), value):
-            state = {name: value for name, value in state.items() if name != MASTER}
-        given = exported(state, optimizer.since_step, self._whole, weight.name)
-        for name, array in given.elements.items():
-            if not self._whole and array.size != value.numel():
-                raise NotSupportedError(
-                    f"the entry {name!r} in the state of '{weight.name}' has {array.size} "
-                    f"elements, and the weight has {value.numel()}: servers keep entries that have "
-                    "a number for each element"
-                )
-        give_state(self._own, weight.key, given if state else None, self._whole, weight.member)
 
     def adds_up(self) -> None:
         self._hooks.keep_all()
@@ -771,13 +723,14 @@ class ServerSteps(CommonSteps):
 
     def stop(self) -> None:
         self.wait()
-        if self._optimizer.state is self._states:
-            with suppress(NotSupportedError):
-                self._states.data  # noqa: B018  has it fetch them: the servers forget theirs
+        with suppress(NotSupportedError):
+            self._states.fetch()  # the servers forget theirs
         self._shared.stop()
         self._hooks.remove()
 
-    def _fetched_states(self) -> Iterator[Tuple[torch.Tensor, Dict[str, Any]]]:
+    def _come_to_rest(self) -> None:
+        """Waits until servers have made the last step. Raises NotSupportedError where they have
+        begun another one, and can't tell the states before it."""
         self._shared.check()
         self._own.combine({Feature.STATES}, "reading the optimizer's state")
         if self._has_left and (self._pushes.clipping.clips or not self._can_take_back):
@@ -787,14 +740,6 @@ class ServerSteps(CommonSteps):
             )
         if not self._has_left:
             self.wait()
-        for bucket, weight in self._of.values():
-            if isinstance(bucket, Table):
-                bucket.say_left_out()
-                continue
-            states = states_of(self._own, weight.key, self._whole, weight.member, bucket.pushed)
-            if states:
-                shape = None if self._whole and weight.parameter.dim() else weight.shape
-                yield weight.parameter, imported(State.joined(states), shape, weight.device)
 
     def check_load(self) -> None:
         self._own.combine({Feature.STATES}, "opt.load_state_dict()")

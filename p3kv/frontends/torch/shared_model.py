@@ -162,9 +162,10 @@ class SharedModel:
         self._devices.start()
         self._exchange_initial()
         self.resuming.wait_for_states(self.worker.barrier)
-        places = [place for place in self._places if kept(place) is None]
+        its = [] if self._other_buffer else self._places  # or torch broadcasts them
+        places = [place for place in its if kept(place) is None]
         made = places and Buffers(places, self._how, self.worker, self._own, self._devices)
-        for place in self._places:
+        for place in its:
             buffers = kept(place)
             if buffers is not None and buffers not in self.buffers:
                 buffers.join(self, self._how, self._chosen, gives=buffers is not made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import UserDict
 from typing import Any, Callable, ContextManager, Dict, List, NoReturn, Optional, Sequence, Union
 
 import torch
@@ -11,7 +12,6 @@ from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.joining import Attendance, How, joined
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
-from p3kv.frontends.torch.optimizers.states import ServerStates
 from p3kv.frontends.torch.shares import Pace
 from p3kv.frontends.torch.values.compiled import own_name
 from p3kv.worker.stores import WorkerStore
@@ -39,7 +39,7 @@ class Steps(ABC):
         """`optimizer` is the script's; `model` names its parameters."""
         self._model = model
         self._optimizer = optimizer
-        if isinstance(optimizer.state, ServerStates):  # of the steps before these
+        if isinstance(optimizer.state, UserDict):  # of the steps before these
             optimizer.state = optimizer.state.copy()
         self._parameters = {id(one): one for one in parameters_of(optimizer)}
         """By id, those that it has when it is attached."""

@@ -48,6 +48,10 @@ class Carriers:
         """A neighbour has left. By key, the last round for which it has pushed, if there is any."""
         self._left[rank] = last_rounds
 
+    def have(self, rank: int) -> bool:
+        """Whether a worker of the host has not left."""
+        return rank not in self._left
+
     def adding(self, key_id: int, round: int) -> Sequence[int]:
         """The ranks of those that push for a round, as far as is known, in ascending order."""
         if len(self._all) <= len(self._neighbours):

@@ -99,6 +99,9 @@ class HostPulls:
             if carrier == self._rank:
                 self._add(one)
                 continue
+            if not self._carriers.have(carrier):  # it has carried the round's sum, and is done
+                self._rows.ask(pull, [run])
+                continue
             if words is not None:
                 pull.arriving[run.server].carrier = carrier
             frame = Frame(pull.urgent, one.header, memoryview(one.words.tobytes()))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import UserDict, defaultdict
-from hashlib import blake2b
+from collections import defaultdict
 from itertools import chain
 from typing import (
     Any,
-    Callable,
-    Collection,
     DefaultDict,
     Dict,
     Iterator,
@@ -75,86 +72,6 @@ def imported(
             value = torch.tensor(float(value[0]), device="cpu")
         found[name] = value
     return found
-
-
-class ServerStates(UserDict):
-    """The `state` of an optimizer whose states servers have: fetched when it is read for the first
-    time after a step.
-
-    Belongs to the script's thread.
-    """
-
-    def __init__(self, fetch: Callable[[], Iterator[Tuple[torch.Tensor, Dict[str, Any]]]]) -> None:
-        """`fetch()` asks the servers for the state of each parameter that has one."""
-        self._fetch = fetch
-        self._entries: DefaultDict[Any, Any] = defaultdict(dict)
-        self._fetched: Optional[Dict[int, Any]] = None
-        """By a parameter's id: what tells whether its state is still what the servers have. None:
-        nobody has read it since the last step."""
-
-    @property
-    def data(self) -> DefaultDict[Any, Any]:  # type: ignore[override]
-        """All entries, as of now."""
-        if self._fetched is None:
-            fetched = list(self._fetch())
-            self._entries.update(fetched)
-            self._fetched = {id(one): _bits(state) for one, state in fetched}
-        return self._entries
-
-    def __getitem__(self, parameter: Any) -> Any:
-        return self.data[parameter]
-
-    def copy(self) -> DefaultDict[Any, Any]:  # type: ignore[override]
-        """In a dict, as torch has it."""
-        return self.data.copy()
-
-    __copy__ = copy  # type: ignore[assignment]
-
-    def __reduce__(self) -> Any:
-        return defaultdict, (dict, dict(self.data))
-
-    def written(self, parameters: Collection[torch.Tensor]) -> Dict[torch.Tensor, Dict[str, Any]]:
-        """Those states of these parameters that the script has changed since it has read them, or
-        since the last call. An empty one is to begin anew."""
-        if self._fetched is None:
-            return {}
-        found = {}
-        for parameter in parameters:
-            state = self._entries.get(parameter) or {}
-            bits = _bits(state)
-            if bits != self._fetched.get(id(parameter), {}):
-                found[parameter] = state
-                self._fetched[id(parameter)] = bits
-        return found
-
-    def come_after(self, states: Mapping[Any, Any], parameters: Collection[torch.Tensor]) -> None:
-        """Takes the place of other states, of which it has those entries that are of no parameter;
-        servers get the others."""
-        known = {id(one) for one in parameters}
-        self._fetched = None
-        self._entries.clear()
-        self._entries.update({one: states[one] for one in states if id(one) not in known})
-
-    def step_ends(self, parameters: Collection[torch.Tensor]) -> None:
-        """The states of these parameters are others from now on."""
-        self._fetched = None
-        for parameter in parameters:
-            self._entries.pop(parameter, None)
-
-
-def _bits(state: Dict[str, Any]) -> Dict[str, Any]:
-    """What differs between two states that differ in a bit."""
-    return {
-        name: (value.shape, value.dtype, _digest(value))
-        if isinstance(value, torch.Tensor)
-        else value
-        for name, value in state.items()
-    }
-
-
-def _digest(value: torch.Tensor) -> bytes:
-    flat = value.detach().cpu().contiguous().reshape(-1)
-    return blake2b(flat.view(torch.uint8).numpy().data, digest_size=16).digest()
 
 
 def unrounded(

@@ -29,8 +29,11 @@ def compile(model: Any = None, **options: Any) -> Any:
 
 
 def install() -> None:
-    """Has `torch.compile` and `Module.compile` make regions that wait."""
+    """Has `torch.compile` and `Module.compile` make regions that wait, and tracing, which compares
+    what it sees twice, wait before."""
     torch.compile = compile
+    torch.jit.trace = _waiting(torch.jit.trace)
+    torch.jit.trace_module = _waiting(torch.jit.trace_module)
 
 
 def own_name(name: str) -> str:
@@ -61,7 +64,7 @@ def guard_modules() -> None:
     OptimizedModule.__call__ = wait_and_enter
 
 
-def _waiting(compiled: Callable[..., Any], owner: Optional[Any]) -> Callable[..., Any]:
+def _waiting(compiled: Callable[..., Any], owner: Optional[Any] = None) -> Callable[..., Any]:
     """A compiled function that waits first: for the values of its module, or else for all. What
     compiles code that calls it sees through it, by its attributes."""
     module = owner if isinstance(owner, torch.nn.Module) else None
