@@ -71,6 +71,7 @@ def environment(**changes: object) -> Dict[str, str]:
     }  # fmt: skip
     if sys.version_info < (3, 12):  # which has none
         values["SETUPTOOLS_USE_DISTUTILS"] = "stdlib"  # for MXNet: the other is slow to import
+    values.pop("PYTHONUNBUFFERED", None)  # which parts lines from their ends, in a pipe of ranks
     values.update({name: str(value) for name, value in changes.items()})
     values["PYTHONPATH"] += f"{os.pathsep}{PLUGINS}{os.pathsep}{LEAN}"
     return values
