@@ -30,8 +30,7 @@ from p3kv.transport import Link
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection, Handler
 from p3kv.wire.fields import Header, SliceSizesHeader, StepHeader, StoreHeader
-from p3kv.wire.framing import Frame
-from p3kv.wire.header import LAST, Kind
+from p3kv.wire.header import Kind
 from p3kv.wire.messages import ForwardOrder, SliceSizes, Stalled, encode
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.wire.slice_sizes import SliceSizesByRound
@@ -238,8 +237,9 @@ class DataPlane(Handler):
 
     @property
     def is_needed(self) -> bool:
-        """Whether a push or its value is on its way in the place of one that is done, servers wait
-        to know how to scale a step, or neighbours for what this worker carries."""
+        """Whether a transfer waits for its turn, a push or its value is on its way in the place of
+        one that is done, servers wait to know how to scale a step, or neighbours for what this
+        worker carries."""
         return self.exchange.travels or self.global_norms.waits or self.host_sums.needed
 
     def finish(self, done: Future[Any]) -> None:
@@ -263,9 +263,7 @@ class DataPlane(Handler):
     def say_goodbye(self) -> None:
         """Tells all servers that nothing more comes, after all that is queued for them."""
         self.checkpoints.leave()
-        header = Header(Kind.BYE, self.rank)
-        for server in self.servers:
-            self._egress.push_last(server, Frame(LAST, header, in_turn=True))
+        self._egress.say_goodbye()
 
     @property
     def known_round(self) -> int:

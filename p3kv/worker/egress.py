@@ -7,7 +7,7 @@ from typing import Collection, Dict, Iterable, List, Mapping, Optional
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import Header, StepHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import URGENT, Kind
+from p3kv.wire.header import LAST, URGENT, Kind
 from p3kv.wire.loop import Loop
 
 _LONGEST_S = 1.0
@@ -53,6 +53,7 @@ class Egress:
         """Frames by server and step."""
         self._turns_pay = loop.pacing.keeps
         self._in_turn = False
+        self._has_left = False
 
     @property
     def turns_pay(self) -> bool:
@@ -81,7 +82,10 @@ class Egress:
     def tell(
         self, header: Header, words: bytes = b"", servers: Optional[Iterable[int]] = None
     ) -> None:
-        """Sends a frame that carries no slice to `servers`, by default to all; it passes gates."""
+        """Sends a frame that carries no slice to `servers`, by default to all; it passes gates.
+        After the goodbye they need to know nothing."""
+        if self._has_left:
+            return
         for server in self._servers if servers is None else servers:
             self._servers[server].writer.push(Frame(URGENT, header, memoryview(words)))
 
@@ -105,9 +109,13 @@ class Egress:
             self._loop.call_later(_LONGEST_S, self.open, server, step)
         held[step].append(frame)
 
-    def push_last(self, server: int, frame: Frame) -> None:
-        """The same, behind all frames that wait for the gate."""
-        self.push(server, max(self._held.get(server, {}), default=0), frame)
+    def say_goodbye(self) -> None:
+        """Tells all servers that nothing more comes, behind all frames that wait for the gates."""
+        self._has_left = True
+        header = Header(Kind.BYE, self._rank)
+        for server in self._servers:
+            newest = max(self._held.get(server, {}), default=0)
+            self.push(server, newest, Frame(LAST, header, in_turn=True))
 
     def open(self, server: int, step: int) -> None:
         """Opens the gate of a server for this step and older ones, and queues what was held."""

@@ -334,9 +334,12 @@ class Exchange:
 
     @property
     def travels(self) -> bool:
-        """Whether a push is still on its way, or its value, in the place of one that is done."""
-        snapshots = (key.channel.snapshots for key in self.keys.values())
-        return any(one is not None and one.in_flight for one in snapshots)
+        """Whether a transfer waits for its turn, or a push is still on its way, or its value, in
+        the place of one that is done."""
+        for channel in (key.channel for key in self.keys.values()):
+            if channel.waiting or (channel.snapshots is not None and channel.snapshots.in_flight):
+                return True
+        return False
 
     def fail(self, error: BaseException) -> None:
         """Ends all transfers with an error."""

@@ -8,7 +8,8 @@ of its own. torch's first optimizer imports its compiler; here only scripts that
 
 import re
 import sys
-from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +43,16 @@ class _Loader(SourceFileLoader):
         super().exec_module(module)
 
 
+class _Imported(Loader):
+    """Of a module that its package has imported on its way."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has run."""
+
+
 class _Lean:
     @staticmethod
     def find_spec(name: str, path=None, target=None):  # type: ignore[no-untyped-def]
@@ -51,6 +62,8 @@ class _Lean:
             no_compiler = module_from_spec(spec)  # p3kv, as whose part it is, may not be imported
             spec.loader.exec_module(no_compiler)
             no_compiler.leave_out()
+        elif name.startswith("torch._dynamo.") and name in sys.modules:  # which the package imported, asked
+            return ModuleSpec(name, _Imported())
         elif name == "mxnet":
             sys.modules.setdefault("requests", ModuleType("requests"))
             sys.modules.update(dict.fromkeys(("scipy", "sklearn")))  # can't be imported

@@ -137,6 +137,14 @@ def test_a_worker_tells_the_servers_of_its_host_once(servers: Servers) -> None:
     assert servers.gets(THERE, Kind.OPEN) == []
 
 
+def test_nothing_is_told_after_the_goodbye(servers: Servers) -> None:
+    servers.push(HERE, 1)
+    assert servers.gets(HERE, Kind.OPEN) == [1]
+    servers.egress.say_goodbye()
+    servers.egress.values_complete()  # a last value has arrived that nobody waits for
+    assert servers.gets(HERE, Kind.OPEN) == []
+
+
 def test_nothing_overtakes_what_is_held_of_an_older_step(servers: Servers) -> None:
     servers.egress.open(THERE, 1)
     servers.push(THERE, 2, size_bytes=FEW)

@@ -11,6 +11,7 @@ import json
 import math
 import pickle
 import sys
+import time
 from abc import ABC
 from collections import OrderedDict, defaultdict
 from typing import Any, Callable, Dict, Iterator, List
@@ -615,6 +616,16 @@ def gradients_without_a_pass(it: Training) -> None:
         it.tell_weights(wrapped)
 
 
+def passes_after_the_last_step(it: Training) -> None:
+    """As to see the loss once more; one rank comes late. The last habit: then the process ends."""
+    wrapped = DistributedDataParallel(net())
+    made = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    train(it, made, lambda data, labels: loss_of(wrapped(data), labels), wrapped)
+    time.sleep(it.rank)
+    for data, labels in it.batches():
+        it.tell(loss_of(wrapped(data), labels).item())
+
+
 HABITS: List[Callable[[Training], None]] = [
     step_of_the_base,
     wrappers_of_their_own,
@@ -643,6 +654,7 @@ HABITS: List[Callable[[Training], None]] = [
     models_are_traced,
     what_wrappers_leave_alone,
     gradients_without_a_pass,
+    passes_after_the_last_step,
 ]
 CHOSEN: Dict[str, Callable[[Training], None]] = {
     one.__name__: one for one in [*HABITS, buffers_differ]
