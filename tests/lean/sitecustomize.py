@@ -62,7 +62,7 @@ class _Lean:
             no_compiler = module_from_spec(spec)  # p3kv, as whose part it is, may not be imported
             spec.loader.exec_module(no_compiler)
             no_compiler.leave_out()
-        elif name.startswith("torch._dynamo.") and name in sys.modules:  # which the package imported, asked
+        elif name.startswith("torch._dynamo.") and name in sys.modules:  # imported with it
             return ModuleSpec(name, _Imported())
         elif name == "mxnet":
             sys.modules.setdefault("requests", ModuleType("requests"))
