@@ -164,7 +164,7 @@ BUDGETS = {
     "tools": (4066, 22),
     "transport": (599, 4),
     "wire": (5307, 25),
-    "worker": (8325, 30),
+    "worker": (8334, 30),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
 beside it: raise a number only together with a reason."""

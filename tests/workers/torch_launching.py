@@ -3,7 +3,6 @@ python torch_launching.py RANK PORT."""
 
 import os
 import sys
-import time
 
 import torch
 from torch import distributed, nn
@@ -11,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 BATCH = 6
 WAIT_S = 60.0
-LETS_GO_S = 0.2
 
 
 def train(rank: int, port: str) -> None:
@@ -27,7 +25,6 @@ def train(rank: int, port: str) -> None:
         optimizer.step()
     total = sum(float(weight.detach().sum()) for weight in model.parameters())
     print(f"rank {rank}: {total:.5f}", flush=True)
-    time.sleep(LETS_GO_S)  # DDP's thread needs the GIL for it, or both wait, or the process aborts
     distributed.destroy_process_group()
 
 
