@@ -3,15 +3,13 @@ torch's optimizers need take half their time. What is used is what it is without
 
 MXNet generates and compiles 2,556 functions at its import, of which a job calls a few; here each is
 compiled at its first call. MXNet also imports packages, where they are, for downloads and for tests
-of its own. torch's first optimizer imports its compiler, and torch itself what computes shapes for
-that; here only scripts that compile do.
+of its own. torch's first optimizer imports its compiler; here only scripts that compile do.
 
 Where p3kv is not there to train, a script's process group lives 0.2 s longer. Its thread needs the
 GIL to let the last reduction go: with torch 2.13, as Python 3.11 ends or a model is freed, both may
 wait for each other for good, or the process aborts.
 """
 
-import importlib
 import re
 import sys
 import time
@@ -23,7 +21,6 @@ from types import ModuleType
 
 _NO_COMPILER = Path(__file__).parents[2] / "p3kv/frontends/torch/optimizers/no_compiler.py"
 _LETS_GO_S = 0.2
-_COMPILER, _SHAPES = "torch._dynamo", "torch._meta_registrations"
 _NAME = re.compile(r"\s*def (\w+)\(")
 
 
@@ -74,16 +71,6 @@ class _Imported(Loader):
         """It has run."""
 
 
-class _Generators(Loader):
-    """In the place of what computes shapes: the part of it that any Generator needs."""
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return ModuleType(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        importlib.import_module("torch._prims.rng_prims")
-
-
 _LOADERS = {
     "mxnet.symbol.register": _GeneratingLoader,
     "mxnet.ndarray.register": _GeneratingLoader,
@@ -100,12 +87,7 @@ class _Lean:
             no_compiler = module_from_spec(spec)  # p3kv, as whose part it is, may not be imported
             spec.loader.exec_module(no_compiler)
             no_compiler.leave_out()
-        elif name == _SHAPES and type(sys.modules.get(_COMPILER)).__name__ == "_NoCompiler":
-            return ModuleSpec(name, _Generators())
-        elif name == _COMPILER:
-            sys.modules.pop(_SHAPES, None)
-            importlib.import_module(_SHAPES)
-        elif name.startswith(_COMPILER + ".") and name in sys.modules:  # imported with it
+        elif name.startswith("torch._dynamo.") and name in sys.modules:  # imported with it
             return ModuleSpec(name, _Imported())
         elif name == "mxnet":
             sys.modules.setdefault("requests", ModuleType("requests"))

@@ -59,9 +59,17 @@ class Training:
 loss_of = nn.functional.cross_entropy
 
 
-def train(it: Training, made: Any, loss: Callable[[Any, Any], torch.Tensor], *models: Any) -> None:
-    """As most scripts do; tells the losses, and the models' weights in the end."""
-    for data, labels in it.batches():
+def train(
+    it: Training,
+    made: Any,
+    loss: Callable[[Any, Any], torch.Tensor],
+    *models: Any,
+    before: Callable[[int], None] = lambda at: None,
+) -> None:
+    """As most scripts do; tells the losses, and the models' weights in the end. Calls `before` with
+    each step's number."""
+    for at, (data, labels) in enumerate(it.batches()):
+        before(at)
         made.zero_grad()
         found = loss(data, labels)
         found.backward()
@@ -297,19 +305,16 @@ def weights_are_broadcast(it: Training) -> None:
     """Rank 0 loads them in the middle, and gives them to the others by a collective."""
     wrapped = DistributedDataParallel(net())
     made = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
-    for at, (data, labels) in enumerate(it.batches()):
+
+    def before(at: int) -> None:
         if at == 7:
             if it.rank == 0:
                 halved = {name: one * 0.5 for name, one in wrapped.state_dict().items()}
                 wrapped.load_state_dict(halved)
             for one in wrapped.state_dict().values():
                 distributed.broadcast(one, 0)
-        made.zero_grad()
-        loss = loss_of(wrapped(data), labels)
-        loss.backward()
-        made.step()
-        it.tell(loss.item())
-    it.tell_weights(wrapped)
+
+    train(it, made, lambda x, y: loss_of(wrapped(x), y), wrapped, before=before)
 
 
 def weights_are_set(it: Training) -> None:
@@ -553,19 +558,14 @@ def weights_are_pruned(it: Training) -> None:
     is written when one is made permanent."""
     wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 5)))
     made = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
-    for at, (data, labels) in enumerate(it.batches()):
-        if at == 3:
-            prune.l1_unstructured(wrapped.module[0], "weight", 0.3)
-        if at == 6:
-            prune.l1_unstructured(wrapped.module[2], "weight", 0.3)
+
+    def before(at: int) -> None:
+        if at in (3, 6):
+            prune.l1_unstructured(wrapped.module[0 if at == 3 else 2], "weight", 0.3)
         if at == 9:
             prune.remove(wrapped.module[2], "weight")
-        made.zero_grad()
-        loss = loss_of(wrapped(data), labels)
-        loss.backward()
-        made.step()
-        it.tell(loss.item())
-    it.tell_weights(wrapped)
+
+    train(it, made, lambda x, y: loss_of(wrapped(x), y), wrapped, before=before)
 
 
 def models_are_traced(it: Training) -> None:
