@@ -616,6 +616,29 @@ def gradients_without_a_pass(it: Training) -> None:
         it.tell_weights(wrapped)
 
 
+def thawed_for_no_optimizer(it: Training) -> None:
+    """Some weights sleep until a later step, and the script trains them by hand then; the norm that
+    it clips by is the whole model's."""
+    for first in (0, 5):
+        wrapped = DistributedDataParallel(net(), find_unused_parameters=True)
+        body = [*wrapped.module[:2].parameters()]
+        made = torch.optim.Adam(wrapped.module[2:].parameters(), lr=1e-2)
+        for at, (data, labels) in enumerate(it.batches()):
+            for one in body:
+                one.requires_grad_(at >= first)
+            wrapped.zero_grad()
+            loss = loss_of(wrapped(data), labels)
+            loss.backward()
+            it.tell(float(torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 0.5)))
+            made.step()
+            with torch.no_grad():
+                for one in body:
+                    if one.grad is not None:
+                        one -= 0.1 * one.grad
+            it.tell(loss.item())
+        it.tell_weights(wrapped)
+
+
 def passes_after_the_last_step(it: Training) -> None:
     """As to see the loss once more; one rank comes late. The last habit: then the process ends."""
     wrapped = DistributedDataParallel(net())
@@ -654,6 +677,7 @@ HABITS: List[Callable[[Training], None]] = [
     models_are_traced,
     what_wrappers_leave_alone,
     gradients_without_a_pass,
+    thawed_for_no_optimizer,
     passes_after_the_last_step,
 ]
 CHOSEN: Dict[str, Callable[[Training], None]] = {

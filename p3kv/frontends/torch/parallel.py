@@ -260,6 +260,9 @@ class WrappedOptimizer(Optimizer):
 
     _passes: Passes
     _expects_means = True
+    _asleep: List[torch.nn.Parameter] = []  # noqa: RUF012  never changed in place
+    """Those of its models that no optimizer has and that are frozen, but were not when they were
+    wrapped."""
 
     def _step_ends(self) -> None:
         super()._step_ends()
@@ -269,18 +272,30 @@ class WrappedOptimizer(Optimizer):
 
     def without(self, taken: Set[int]) -> Set[int]:
         """Leaves parameters to others that have them now; returns the ids of those that stay."""
+        self._asleep = [one for one in self._asleep if id(one) not in taken]
         left = [one for one in self._orphans if id(one) not in taken]
         if len(left) < len(self._orphans):
             self._orphans = left
             if isinstance(self._steps, AverageSteps):
                 self._steps.share_anew()
-        return {*map(id, left)}
+        return {id(one) for one in [*left, *self._asleep]}
+
+    def _wake(self) -> None:
+        """Orphans that slept are trained from now on."""
+        self._orphans = [*self._orphans, *(one for one in self._asleep if one.requires_grad)]
+        self._asleep = [one for one in self._asleep if not one.requires_grad]
+        if isinstance(self._steps, ServerSteps):
+            self._steps.give_way("the script trains parameters that no optimizer has")
+        if isinstance(self._steps, AverageSteps):
+            self._steps.share_anew()
 
     def model_called(self, model: int, is_fed: bool, syncs: bool) -> None:
         """A model is called, as in `Passes.called`."""
         has_passed = isinstance(self._steps, AverageSteps) and self._steps.has_passed
         if has_passed and isinstance(self, NoOptimizer):
             self.step()  # which nobody else does
+        if any(one.requires_grad for one in self._asleep):
+            self._wake()
         if self._passes.called(model, is_fed, syncs):
             self._steps.adds_up()
 
@@ -467,9 +482,13 @@ class _Attached:
         own = [one for one in parameters_of(optimizer) if id(one) not in averaged]
         vars(optimizer)["_bare"] = own
         every = [one for model in models for one in model.own_parameters]
-        orphans = [one for one in every if one.requires_grad and id(one) not in taken]
-        taken.update(map(id, orphans))
-        vars(optimizer)["_orphans"] = orphans
+        trained = {id(one) for model in models for one in model.reducer.arguments[0]}
+        left = [one for one in every if id(one) not in taken]
+        vars(optimizer)["_orphans"] = [one for one in left if one.requires_grad]
+        vars(optimizer)["_asleep"] = [
+            one for one in left if not one.requires_grad and id(one) in trained
+        ]
+        taken.update(map(id, left))
         # As torch's, which asks once whether there are any.
         gives = any(model.broadcast_buffers and model.modules_buffers for model in models)
         buffers = IN_FORWARD if gives else LEFT
@@ -487,14 +506,14 @@ class _Attached:
             attached._steps.passes = attached._passes
         for model in models:
             self._of[model].append((lambda: attached) if is_ours else ref(attached))
-        trained = [one for one in own if one.requires_grad]
-        if trained and not isinstance(attached._steps, AverageSteps):
+        bare = [one for one in own if one.requires_grad]
+        if bare and not isinstance(attached._steps, AverageSteps):
             _log.warning(
                 "%s has %d parameters that no DistributedDataParallel has, such as one of shape %s:"
                 " torch lets each worker train its own, and p3kv trains the same for all",
                 type(optimizer).__name__,
-                len(trained),
-                tuple(trained[0].shape),
+                len(bare),
+                tuple(bare[0].shape),
             )
         return attached
 
