@@ -181,7 +181,11 @@ def test_a_module_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     ("who", "names"),
     [
         ("trainer", "'norm_beta', 'norm_running_mean', 'norm_running_var', 'own'"),
-        ("trainers", "'other_beta', 'other_running_mean', 'other_running_var'"),
+        pytest.param(
+            "trainers",
+            "'other_beta', 'other_running_mean', 'other_running_var'",
+            marks=pytest.mark.long,
+        ),
         ("module", "'norm_beta', 'norm_moving_mean', 'norm_moving_var'"),
     ],
 )
@@ -200,7 +204,9 @@ def test_what_no_gradient_changes_goes_on_as_worker_0_had_it_and_is_named_at_eac
         assert result.output.count(told) == 1 and told in result.said_by("worker 0")
 
 
-@pytest.mark.parametrize(("frozen", "late"), [("none", 0.4), ("resumed", 0.6)])
+@pytest.mark.parametrize(
+    ("frozen", "late"), [pytest.param("none", 0.4, marks=pytest.mark.long), ("resumed", 0.6)]
+)
 def test_a_weight_that_is_frozen_when_the_trainer_is_made_goes_on_as_it_was_trained(
     frozen: str, late: float, tmp_path: Path
 ) -> None:

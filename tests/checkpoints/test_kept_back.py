@@ -137,7 +137,11 @@ def test_with_another_number_of_workers_what_was_kept_back_is_lost_and_said_so_o
 @pytest.mark.parametrize(
     ("codec", "values"),
     [
-        ({"type": "dgc", "share": 0.05, "clip": 20.0, "warmup_steps": 10}, "float16"),
+        pytest.param(
+            {"type": "dgc", "share": 0.05, "clip": 20.0, "warmup_steps": 10},
+            "float16",
+            marks=pytest.mark.long,
+        ),
         ({"type": "topk", "share": 0.05}, "topk:share=0.1"),
     ],
 )

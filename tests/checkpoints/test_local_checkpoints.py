@@ -48,7 +48,7 @@ def leave(train: Train, folder: Path, rule: str, **more: Any) -> None:
 @pytest.mark.parametrize(
     ("train", "rule"),
     [
-        pytest.param(with_torch, STREAMING, marks=NEEDS_TORCH),
+        pytest.param(with_torch, STREAMING, marks=[NEEDS_TORCH, pytest.mark.long]),
         (with_the_other, STREAMING),
         pytest.param(
             with_torch, "bounded:staleness=3,lazy=1", marks=[NEEDS_TORCH, pytest.mark.long]
@@ -89,6 +89,7 @@ def ends_of(result: JobResult, rank: int) -> List[str]:
 
 
 @NEEDS_TORCH
+@pytest.mark.long  # test_kept_back.py and test_checkpoints.py tell of others by other rules
 def test_other_workers_or_another_rule_are_told_of(tmp_path: Path) -> None:
     rule = "local:steps=3,streaming=false"
     leave(with_torch, tmp_path, rule, servers=1)

@@ -167,9 +167,9 @@ def test_what_no_worker_would_say_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("train", "rule"),
     [
-        pytest.param(with_torch, "bounded:staleness=3", marks=NEEDS_TORCH),
+        pytest.param(with_torch, "bounded:staleness=3", marks=[NEEDS_TORCH, pytest.mark.long]),
         pytest.param(with_torch, "asynchronous", marks=[NEEDS_TORCH, pytest.mark.long]),
-        pytest.param(with_the_other, "bounded:staleness=3", marks=pytest.mark.long),
+        (with_the_other, "bounded:staleness=3"),
     ],
 )
 def test_a_job_goes_on_with_all_pushes_of_the_steps_before_and_no_others(

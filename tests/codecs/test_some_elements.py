@@ -349,7 +349,7 @@ def test_a_process_alone_has_the_same_weights() -> None:
     assert all(said in result.output for said in SAID), result.output
 
 
-@pytest.mark.parametrize("local_aggregation", [0, 1])
+@pytest.mark.parametrize("local_aggregation", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_jobs_have_the_weights_of_one_process(local_aggregation: int) -> None:
     result = run_job(
         "some_elements.py", [], workers=2, servers=2, P3KV_SLICE_SIZE=700,

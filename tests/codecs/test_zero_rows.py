@@ -133,14 +133,14 @@ def test_bytes_that_are_no_rows_are_refused(
 SETTINGS = {"P3KV_SLICE_SIZE": 3000}
 
 
-@pytest.mark.parametrize("momentum", ["0", "0.9"])
+@pytest.mark.parametrize("momentum", [pytest.param("0", marks=pytest.mark.long), "0.9"])
 def test_mxnets_weights_are_those_of_one_process(momentum: str) -> None:
     result = run_job("zero_rows.py", [momentum], 2, 2, **SETTINGS)
     assert result.output.count("exact: whole: ") == 2, result.output
 
 
 @NEEDS_TORCH
-@pytest.mark.parametrize("momentum", ["0", "0.9"])
+@pytest.mark.parametrize("momentum", ["0", pytest.param("0.9", marks=pytest.mark.long)])
 def test_torchs_weights_are_those_of_one_process(momentum: str) -> None:
     result = torch_job("torch_zero_rows.py", momentum, **SETTINGS)
     assert result.output.count("exact: whole: ") == 2, result.output

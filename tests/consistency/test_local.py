@@ -215,7 +215,7 @@ def test_what_no_worker_would_send_is_refused() -> None:
 
 
 @NEEDS_TORCH
-@pytest.mark.parametrize("rule", rules(DILOCO, MEAN))
+@pytest.mark.parametrize("rule", rules(DILOCO, STREAMING, MEAN))
 def test_workers_of_one_front_end_train_as_in_one_process(rule: str) -> None:
     """With a schedule, clipping, and a layer that some steps do not use."""
     result = torch_job("torch_local.py", P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY=rule)
@@ -226,14 +226,16 @@ def test_workers_of_one_front_end_train_as_in_one_process(rule: str) -> None:
     assert told[:1] == ([str(steps)] if steps else []), result.output
 
 
-@pytest.mark.parametrize("rule", rules(STREAMING, MEAN))
+@pytest.mark.parametrize("rule", rules(STREAMING, LAZY, MEAN))
 def test_workers_of_the_other_train_as_in_one_process(tmp_path: Path, rule: str) -> None:
     result = run_job("local.py", [tmp_path], 2, 2, P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY=rule)
     assert result.code == 0, result.output
     assert result.output.count("right by the rule local") == 2, result.output
 
 
-@pytest.mark.parametrize("rule", ["local:steps=4", "bounded:staleness=3,lazy=1"])
+@pytest.mark.parametrize(
+    "rule", ["local:steps=4", pytest.param("bounded:staleness=3,lazy=1", marks=pytest.mark.long)]
+)
 def test_workers_of_a_host_send_one_sum_of_what_they_have_learned(
     tmp_path: Path, rule: str
 ) -> None:
@@ -273,8 +275,10 @@ def test_servers_need_no_framework() -> None:
     ("leaver", "rule"),
     [
         (2, "local:steps=5,delay=1"),
-        (0, "bounded:staleness=3,lazy=1"),
-        pytest.param(0, "local:steps=3,streaming=false", marks=pytest.mark.long),
+        *(
+            pytest.param(0, rule, marks=pytest.mark.long)
+            for rule in ("bounded:staleness=3,lazy=1", "local:steps=3,streaming=false")
+        ),
     ],
 )
 def test_when_a_worker_has_left_the_mean_is_that_of_the_others(leaver: int, rule: str) -> None:

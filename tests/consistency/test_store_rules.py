@@ -83,7 +83,7 @@ def test_sizes_change_while_a_store_that_comes_later_has_a_wider_window(
 
 
 @NEEDS_TORCH
-@pytest.mark.parametrize("of_job", [None, LOCAL])
+@pytest.mark.parametrize("of_job", [None, pytest.param(LOCAL, marks=pytest.mark.long)])
 def test_optimizers_of_one_job_have_rules_of_their_own(of_job: Optional[str]) -> None:
     """Also where servers have imported no framework, by the job's rule."""
     rule = {} if of_job is None else {"P3KV_CONSISTENCY": of_job}

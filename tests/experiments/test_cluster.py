@@ -151,6 +151,7 @@ def test_a_much_lower_rate_does_not_stall_what_was_queued():
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_one_host_can_be_slower_and_limits_can_go():
     with Cluster(2, 50) as cluster:
         cluster.set_rate(20, cluster.hosts[1])

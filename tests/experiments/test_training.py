@@ -59,6 +59,7 @@ def test_a_residual_network_has_six_layers_for_each_block_and_two():
 
 
 @needs_cluster
+@pytest.mark.long  # tests/codecs count what is sent
 def test_a_training_learns_and_its_codec_halves_what_is_sent():
     with Cluster(1) as cluster:
         found = train(cluster, "digits", ENCODINGS["float16"], 0, 1, TASKS["digits"].recipe)

@@ -48,7 +48,11 @@ def test_each_pass_has_the_means_whatever_the_script_does_with_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradients", "values"), [("float16", "float16"), ("topk:share=0.2", "identity")]
+    ("gradients", "values"),
+    [
+        ("float16", "float16"),
+        pytest.param("topk:share=0.2", "identity", marks=pytest.mark.long),
+    ],
 )
 def test_codecs_encode_gradients_and_their_sums(gradients: str, values: str) -> None:
     right("encoded", P3KV_GRADIENT_CODEC=gradients, P3KV_VALUE_CODEC=values)

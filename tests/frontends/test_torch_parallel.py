@@ -90,7 +90,11 @@ def test_a_script_s_losses_are_those_of_torch_s_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "meeting", ["tcp://127.0.0.1:{}", "file://{}", pytest.param("{}", marks=pytest.mark.long)]
+    "meeting",
+    [
+        "tcp://127.0.0.1:{}",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("file://{}", "{}")),
+    ],
 )
 def test_a_script_that_starts_its_ranks_itself_trains_as_with_torch_s_own(
     meeting: str, tmp_path: Path
@@ -220,9 +224,11 @@ def test_gradients_that_a_script_logs_late_are_means_where_a_checkpoint_may_foll
 @pytest.mark.parametrize(
     ("servers", "settings"),
     [
-        (1, {}),
         (2, {"P3KV_LOCAL_AGGREGATION": "0", "P3KV_SLICE_SIZE": "5000"}),
-        pytest.param(2, {"P3KV_DETERMINISTIC": "1"}, marks=pytest.mark.long),
+        *(
+            pytest.param(servers, settings, marks=pytest.mark.long)
+            for servers, settings in ((1, {}), (2, {"P3KV_DETERMINISTIC": "1"}))
+        ),
     ],
 )
 def test_gradients_that_are_read_late_are_the_servers_means(
@@ -237,7 +243,10 @@ def test_gradients_that_are_read_late_are_the_servers_means(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"P3KV_GRADIENT_CODEC": "topk:share=0.1"}, {"P3KV_CONSISTENCY": "delayed:staleness=1"}],
+    [
+        {"P3KV_GRADIENT_CODEC": "topk:share=0.1"},
+        pytest.param({"P3KV_CONSISTENCY": "delayed:staleness=1"}, marks=pytest.mark.long),
+    ],
 )
 def test_gradients_that_have_no_mean_are_refused_late(settings: Dict[str, str]) -> None:
     result = launched("torch_read_late.py", "what_has_no_mean_is_refused", **settings)
@@ -255,10 +264,12 @@ def test_a_clipped_gradient_without_a_mean_is_refused_where_a_pass_adds_to_it() 
 @pytest.mark.parametrize(
     ("check", "settings"),
     [
-        ("optimizers_are_found", {}),
         ("a_hook_rounds_gradients", {}),
-        ("workers_update_by_the_setting", {"P3KV_UPDATES": "workers"}),
         ("passes_add_up_as_the_script_says", {"P3KV_UPDATES": "workers"}),
+        pytest.param("optimizers_are_found", {}, marks=pytest.mark.long),
+        pytest.param(
+            "workers_update_by_the_setting", {"P3KV_UPDATES": "workers"}, marks=pytest.mark.long
+        ),
     ],
 )
 def test_p3kv_run_trains_what_a_script_wraps(check: str, settings: Dict[str, str]) -> None:

@@ -115,7 +115,9 @@ def test_slices_and_servers_change_no_bit(tmp_path: Path, model: str) -> None:
     assert compared.code == 0, compared.output
 
 
-@pytest.mark.parametrize("rule", ["bulk_synchronous", "delayed:staleness=1"])
+@pytest.mark.parametrize(
+    "rule", ["bulk_synchronous", pytest.param("delayed:staleness=1", marks=pytest.mark.long)]
+)
 def test_a_weight_that_was_frozen_trains_on_whatever_codecs_do(tmp_path: Path, rule: str) -> None:
     result = job(
         "torch_thawed.py", P3KV_VALUE_CODEC="float16", P3KV_CONSISTENCY=rule,

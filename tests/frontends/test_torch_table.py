@@ -34,6 +34,7 @@ def test_losses_and_rows_are_those_of_an_embedding_of_torch(
     assert result.output.count(f"right with {name}") == workers, result.output
 
 
+@pytest.mark.long  # the next one resumes a table, too
 def test_a_killed_job_goes_on_with_more_servers(tmp_path: Path) -> None:
     undisturbed, goes_on = tmp_path / "undisturbed.pt", tmp_path / "goes on.pt"
     right = job("torch_table.py", "SparseAdam", undisturbed, P3KV_SLICE_SIZE=100)

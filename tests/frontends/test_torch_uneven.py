@@ -42,7 +42,7 @@ def test_the_mean_is_weighted_by_samples_bit_for_bit_as_one_process_does() -> No
     passes("is right by weights", "torch_weighed.py", "exact", **IN_ORDER)
 
 
-@pytest.mark.parametrize("how", ["workers", "used"])
+@pytest.mark.parametrize("how", ["used", pytest.param("workers", marks=pytest.mark.long)])
 def test_means_that_come_back_are_weighted_bit_for_bit(how: str) -> None:
     """Also where the first step shows that workers are to update."""
     passes("is right by weights", "torch_weighed.py", "exact", how, **IN_ORDER)
@@ -73,7 +73,13 @@ def test_an_absent_worker_is_in_the_sums_of_its_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "servers"), [("all", 2), ("present", 1), ("samples", 2), ("clipped", 2), ("scaled", 2)]
+    ("how", "servers"),
+    [
+        ("all", 2),
+        ("samples", 2),
+        ("scaled", 2),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in (("present", 1), ("clipped", 2))),
+    ],
 )
 def test_a_worker_without_batches_is_absent_until_all_have_none(how: str, servers: int) -> None:
     """Also worker 0, and in an epoch of which a worker has no batch; of two optimizers at once. A
@@ -89,7 +95,7 @@ def test_a_job_that_allows_no_epochs_of_different_lengths_ends_with_the_shorter_
     assert "worker 1" in result.output.splitlines()[-1], result.output
 
 
-@pytest.mark.parametrize("updates", ["servers", "workers"])
+@pytest.mark.parametrize("updates", ["servers", pytest.param("workers", marks=pytest.mark.long)])
 def test_a_worker_that_is_half_as_fast_gets_half_of_a_batch(updates: str) -> None:
     """And weights are those of one process with the whole batches."""
     result = job("torch_shares.py", 0.02, 3, updates, workers=4, servers=1)

@@ -44,7 +44,7 @@ def test_children_to_which_a_script_gives_ranks_are_workers_of_one_job() -> None
         assert f"{rank} of 2 has -3.0" in result.output, result.output
 
 
-@pytest.mark.parametrize("rank", range(2))
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_rank_may_wait_for_the_end_of_another_that_it_has_started(rank: int) -> None:
     """Also if servers and the scheduler run beside the other one."""
     outputs = []

@@ -72,9 +72,9 @@ def launched(cause: str, *arguments: object, servers: int = 2, cores: str = "") 
     ("cause", "arguments", "servers", "cores"),
     [
         ("data", [200, 0.002, 0.03], 2, ""),
-        ("computing", [40, 0.2, 0.0], 2, ""),
         ("server", [40, 0.05, 0.1], 1, ""),
-        ("cores", [40, 0.0, 0.1], 2, "0"),
+        pytest.param("computing", [40, 0.2, 0.0], 2, "", marks=pytest.mark.long),
+        pytest.param("cores", [40, 0.0, 0.1], 2, "0", marks=pytest.mark.long),
     ],
 )
 def test_on_one_machine(cause: str, arguments: List[float], servers: int, cores: str) -> None:

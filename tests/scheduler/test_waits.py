@@ -221,7 +221,7 @@ def torch_job(case: str) -> JobResult:
     ("case", "call", "meanwhile"),
     [
         ("load", "to load optimizer states", "opt.wait()"),
-        ("sum", "to sum a number", "opt.wait()"),
+        pytest.param("sum", "to sum a number", "opt.wait()", marks=pytest.mark.long),
         pytest.param(
             "clip",
             "to hold steps for a norm or votes",

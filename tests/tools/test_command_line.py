@@ -162,7 +162,13 @@ COMMANDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("inherited", INHERITED)
+@pytest.mark.parametrize(
+    "inherited",
+    [
+        one if one in ("ranks", "server") else pytest.param(one, marks=pytest.mark.long)
+        for one in INHERITED
+    ],
+)
 def test_commands_belong_to_no_job_whatever_they_inherit(inherited: str) -> None:
     env = environment(**INHERITED[inherited], P3KV_SECRET="", P3KV_RENDEZVOUS_TIMEOUT_S=20)
     # All the time limit is for the machine's other work: none of them waits for anything.

@@ -217,6 +217,7 @@ def test_a_tiny_dense_key_beside_rows_takes_no_server_s_credit() -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_all_rows_come_as_fast_as_with_much_credit_beside_a_tiny_dense_key() -> None:
     """Over 8 KB of credit they took 16 times as long."""
 
