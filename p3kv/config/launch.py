@@ -147,7 +147,8 @@ def note_place(launch: Launch, environ: MutableMapping[str, str] = os.environ) -
 
 def note_script(command: List[str], environ: MutableMapping[str, str] = os.environ) -> None:
     """Tell children of this process which script they belong to, and its arguments."""
-    environ[SCRIPT] = json.dumps([os.path.abspath(command[0]), *command[1:]])
+    first = command[0] if command[0] == "-m" else os.path.abspath(command[0])
+    environ[SCRIPT] = json.dumps([first, *command[1:]])
 
 
 def script_above(environ: Mapping[str, str] = os.environ) -> List[str]:

@@ -132,10 +132,11 @@ def _what_failed(failure: int, host: str, has_secret: bool) -> str:
         says = words.current()
         # Both sides may see that the other speaks another protocol, and the first one hangs up.
         looked = "only looked whether somebody listens, or " if failure == _HUNG_UP else ""
+        of = f", very likely that of {says.native_store}" if says.native_store else ""
         return (
-            f"a process on {host} {looked}speaks another protocol over ZeroMQ, very likely that of "
-            f"{says.native_store}. If it is a worker of this job, its script must 'import p3kv' "
-            f"first (or be started with 'p3kv run'), and use {says.use_store}."
+            f"a process on {host} {looked}speaks another protocol over ZeroMQ{of}. If it is a "
+            "worker of this job, its script must 'import p3kv' first (or be started with 'p3kv "
+            f"run'), and use {says.use_store}."
         )
     if not has_secret:
         return (

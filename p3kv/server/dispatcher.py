@@ -111,7 +111,8 @@ class Dispatcher(Handler):
     def look_for_stalls(self) -> None:
         """Reports a round that has waited long."""
         now_s = time.monotonic()
-        waits = self._engine.longest_waits(self._stalls.first_s, now_s)
+        every, left = self._engine.longest_waits(self._stalls.first_s, now_s), self._workers.done
+        waits = (one for one in every if not one.arrived or not left.issuperset(one.arrived))
         found = self._stalls.look(waits, now_s)
         if isinstance(found, Stalled):
             self._workers.tell(Header(Kind.STALLED, self._rank), memoryview(encode(found)))

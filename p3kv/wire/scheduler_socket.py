@@ -191,7 +191,10 @@ class FirstContact:
     def waiting(self, timeout_s: float) -> str:
         """Line to log while the scheduler may still answer."""
         if self._connected:
-            seen = "what listens there says nothing that a scheduler says; is the port another's?"
+            seen = (
+                "what listens there says nothing that a scheduler says; is it still starting, or "
+                "is the port another's?"
+            )
         else:
             seen = "nothing listens there yet; is the scheduler started, and is this its address?"
         return (

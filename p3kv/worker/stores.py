@@ -326,6 +326,8 @@ class WorkerStore:
         thread; the other workers need not call anything.
         """
         parts = [one for one in self._states(key, asks=StateHeader.MEAN) if one is not None]
+        if not parts:  # it has no elements
+            return np.empty(0, np.float32), 0
         found = [one.elements[MEAN] for one in parts if MEAN in one.elements]
         return np.concatenate(found) if found else None, parts[0].numbers[LACKING]
 

@@ -639,6 +639,244 @@ def thawed_for_no_optimizer(it: Training) -> None:
         it.tell_weights(wrapped)
 
 
+def layers_sleep_late(it: Training) -> None:
+    """The first one is frozen, its output is detached, or it is left out, by all or by one rank,
+    after steps that were alike; it is the one whose gradient comes last."""
+    for how in ("frozen", "detached", "left out", "left out by one"):
+        model = nn.ModuleList([nn.Linear(10, 10), nn.Linear(10, 5)])
+        wrapped = DistributedDataParallel(Residual(model), find_unused_parameters=True)
+        made = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
+
+        def sleep(at: int, how: str = how, wrapped: Any = wrapped) -> None:
+            sleeps = 5 <= at < 9 and (how != "left out by one" or it.rank == 1)
+            wrapped.module.how = how if sleeps else ""
+            if how == "frozen":
+                wrapped.module.layers[0].requires_grad_(not sleeps)
+
+        train(it, made, lambda x, y, model=wrapped: loss_of(model(x), y), wrapped, before=sleep)
+
+
+class Residual(nn.Module):
+    how = ""
+
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        first, last = self.layers
+        if "left out" in self.how:
+            return last(data)
+        between = data + first(data)
+        return last(between.detach() if self.how == "detached" else between)
+
+
+def frozen_beside_written(it: Training) -> None:
+    """A frozen layer between others is part of the pass in which workers take over."""
+    model = net()
+    model[1].requires_grad_(False)
+    model[3].requires_grad_(False)
+    wrapped = DistributedDataParallel(model)
+    trained = [one for one in wrapped.parameters() if one.requires_grad]
+    made = torch.optim.Adam(trained, lr=1e-2)
+
+    def clamp(at: int) -> None:
+        if at == 4:
+            with torch.no_grad():
+                trained[0].clamp_(-0.2, 0.2)
+
+    train(it, made, lambda x, y: loss_of(wrapped(x), y), wrapped, before=clamp)
+
+
+def calls_without_a_pass(it: Training) -> None:
+    """An evaluation with gradients, and then another optimizer; and that of a second model, and
+    then a second pass through the first one's graph."""
+    wrapped, other = DistributedDataParallel(net()), DistributedDataParallel(net())
+    made = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    its = torch.optim.SGD(other.parameters(), lr=0.1)
+    for at, (data, labels) in enumerate(it.batches()):
+        if at == 3:
+            it.tell(loss_of(wrapped(data), labels).item())
+            made = torch.optim.Adam(wrapped.parameters(), lr=1e-2)
+        if at < 6:
+            its.zero_grad()
+            loss_of(other(data), labels).backward()
+            its.step()
+        if at == 6:
+            other(data)
+        made.zero_grad()
+        loss = loss_of(wrapped(data), labels)
+        loss.backward(retain_graph=True)
+        if at >= 8:
+            (0.5 * loss).backward()
+        made.step()
+        it.tell(loss.item())
+    it.tell_weights(wrapped, other)
+
+
+def groups_of_what_none_had(it: Training) -> None:
+    """One of two optimizers gets a layer that none had; and one loses a layer."""
+    for loses in (False, True):
+        wrapped = DistributedDataParallel(net())
+        first, last = (wrapped.module[at].parameters() for at in (0, 3))
+        made = torch.optim.Adam(last, lr=1e-2)
+        other = torch.optim.SGD([{"params": wrapped.module[4].parameters()}], lr=0.05)
+        if loses:
+            other.add_param_group({"params": [*first, *wrapped.module[1].parameters()]})
+
+        def change(at: int, other: Any = other, loses: bool = loses, first: Any = first) -> None:
+            if at == 5 and loses:
+                other.param_groups.pop()
+            elif at == 5:
+                other.add_param_group({"params": first, "lr": 0.01})
+
+        for at, (data, labels) in enumerate(it.batches()):
+            change(at)
+            wrapped.zero_grad()
+            loss = loss_of(wrapped(data), labels)
+            loss.backward()
+            it.tell(float(torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)))
+            made.step()
+            other.step()
+            it.tell(loss.item())
+        it.tell_weights(wrapped)
+
+
+def sparse_beside_what_none_has(it: Training) -> None:
+    """SparseAdam has a table, and no optimizer has a layer; a parameter has no elements, weights
+    have double precision, and gradients are read in a later step, as their norm is."""
+    table, empty = nn.Embedding(10, 4, sparse=True), nn.Parameter(torch.empty(0, 3))
+    model = nn.ModuleDict({"table": table, "own": nn.Linear(4, 6), "last": nn.Linear(6, 5)})
+    model.register_parameter("empty", empty)
+    wrapped = DistributedDataParallel(Tables(model))
+    made = torch.optim.SparseAdam(table.parameters(), lr=1e-2)
+    other = torch.optim.Adam([*model["last"].parameters(), empty], lr=1e-2)
+    double = DistributedDataParallel(net().double())
+    third = torch.optim.SGD([*double.parameters()], lr=0.1)
+    for at, (data, labels) in enumerate(it.batches()):
+        wrapped.zero_grad()
+        double.zero_grad()
+        loss = loss_of(wrapped(data[:, :3].abs().mul(3).long().clamp(max=9)), labels)
+        loss.backward()
+        own = loss_of(double(data.double()), labels)
+        own.backward()
+        if at > 4:
+            it.tell(sum(float(one.grad.norm()) for one in model["last"].parameters()))
+            it.tell(empty.grad.numel())
+        it.tell(1e6 * float(torch.nn.utils.clip_grad_norm_(double.parameters(), 0.5)) % 1)
+        for one in (made, other, third):
+            one.step()
+        it.tell(loss.item())
+    it.tell(len(third.state_dict()["state"]))
+    it.tell_weights(wrapped, double)
+
+
+class Tables(nn.Module):
+    def __init__(self, parts: nn.ModuleDict) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, at: torch.Tensor) -> torch.Tensor:
+        between = self.parts["own"](self.parts["table"](at).mean(1))
+        return self.parts["last"](between.tanh()) + self.parts.empty.sum()
+
+
+def gradients_of_one_tensor(it: Training) -> None:
+    """Each is a part of it, and the script clips by the whole."""
+    wrapped = DistributedDataParallel(net(), broadcast_buffers=False)
+    made = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=0.9)
+    sizes = [one.numel() for one in wrapped.parameters()]
+    flat = torch.zeros(sum(sizes))
+    for one, part in zip(wrapped.parameters(), flat.split(sizes)):
+        one.grad = part.view_as(one)
+    for data, labels in it.batches():
+        flat.zero_()
+        loss = loss_of(wrapped(data), labels)
+        loss.backward()
+        it.tell(float(flat.norm()))
+        flat.mul_(min(1.0, 0.1 / float(flat.norm())))
+        made.step()
+        it.tell(loss.item())
+    it.tell_weights(wrapped)
+
+
+def steps_without_a_pass(it: Training) -> None:
+    """As Lightning's averages of weights, which are copied into the model; then a forward pass for
+    the statistics of each batch, and a step that changes nothing."""
+    wrapped = DistributedDataParallel(net())
+    made = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    average = [one.detach().clone() for one in wrapped.parameters()]
+    for at, (data, labels) in enumerate(it.batches()):
+        made.zero_grad()
+        loss = loss_of(wrapped(data), labels)
+        if at == 5:
+            with torch.no_grad():
+                for one, value in zip(wrapped.parameters(), average):
+                    one.copy_(value)
+        if at not in (5, 6):
+            loss.backward()
+        made.step()
+        it.tell(loss.item())
+        for one, value in zip(wrapped.parameters(), average):
+            value.mul_(0.5).add_(one.detach(), alpha=0.5)
+    it.tell_weights(wrapped)
+
+
+class PassesInside(nn.Module):
+    """As Lightning's manual optimization: the passes and steps of two models are in the forward
+    pass, at whose end the wrapper is told that no pass follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = net(), nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5))
+        self.wrapped: List[Any] = []
+        self.made = [torch.optim.SGD(one.parameters(), 0.05) for one in (self.first, self.second)]
+
+    def forward(self, data: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        (wrapped,) = self.wrapped
+        for made in self.made:
+            made.zero_grad()
+            found = self.first(data)
+            if made is self.made[1]:
+                found = self.second(found.detach())
+            loss = loss_of(found, labels)
+            wrapped.require_forward_param_sync = True
+            wrapped.reducer._rebuild_buckets()
+            wrapped.reducer.prepare_for_backward([loss])
+            loss.backward()
+            made.step()
+        wrapped.require_backward_grad_sync = False
+        return loss.detach()
+
+
+def passes_inside_the_forward_pass(it: Training) -> None:
+    """Each rank's statistics are its own then."""
+    wrapped = DistributedDataParallel(PassesInside(), find_unused_parameters=True)
+    wrapped.module.wrapped.append(wrapped)
+    for data, labels in it.batches():
+        it.tell(wrapped(data + it.rank, labels).item())
+        wrapped.require_backward_grad_sync = True
+        it.tell(float(wrapped.module.first[1].running_mean.sum()))
+    it.tell_weights(wrapped)
+
+
+def hooks_of_dropped_steps(it: Training) -> None:
+    """What follows a step by a hook does not follow one that a scaler leaves out."""
+    wrapped, calls = DistributedDataParallel(net()), []
+    made = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    made.register_step_post_hook(lambda *_: calls.append(1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
+    for data, labels in it.batches():
+        made.zero_grad()
+        loss = 4 * loss_of(wrapped(data), labels)
+        scaler.scale(loss).backward()
+        scaler.step(made)
+        scaler.update()
+        it.tell(loss.item())
+        it.tell(len(calls))
+    it.tell_weights(wrapped)
+
+
 def passes_after_the_last_step(it: Training) -> None:
     """As to see the loss once more; one rank comes late. The last habit: then the process ends."""
     wrapped = DistributedDataParallel(net())
@@ -678,6 +916,15 @@ HABITS: List[Callable[[Training], None]] = [
     what_wrappers_leave_alone,
     gradients_without_a_pass,
     thawed_for_no_optimizer,
+    layers_sleep_late,
+    frozen_beside_written,
+    calls_without_a_pass,
+    groups_of_what_none_had,
+    sparse_beside_what_none_has,
+    gradients_of_one_tensor,
+    steps_without_a_pass,
+    passes_inside_the_forward_pass,
+    hooks_of_dropped_steps,
     passes_after_the_last_step,
 ]
 CHOSEN: Dict[str, Callable[[Training], None]] = {

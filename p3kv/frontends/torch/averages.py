@@ -19,7 +19,7 @@ from p3kv.frontends.torch.exchange import WEIGHS_LATE
 from p3kv.frontends.torch.hooks import Hooks
 from p3kv.frontends.torch.joining import How
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
-from p3kv.frontends.torch.passes import is_in_backward, tell_of_passes
+from p3kv.frontends.torch.passes import is_in_backward, tell_no_more, tell_of_passes
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import RowSums, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
@@ -92,7 +92,7 @@ class AverageSteps(CommonSteps):
         gradients = Gradients(client.worker, client.own, shared.every)
         steps = cls(client, model, optimizer, shared, gradients, syncs)
         if older is not None:
-            shared.keep_buffers(older)
+            shared.follow(older)
         shared.begin(steps)
         return steps
 
@@ -245,6 +245,7 @@ class AverageSteps(CommonSteps):
         self.wait()
         self._hooks.remove()
         self._shared.stop()
+        tell_no_more(self)
 
 
 class Pass:

@@ -115,10 +115,11 @@ class Buffers:
     """
 
     def __init__(
-        self, places: List[Place], how: str, worker: Worker, model: WorkerStore, devices: Devices
-    ) -> None:
-        """Give all workers rank 0's buffers, or a checkpoint's, which must have them. `model`: the
-        parameters' store."""
+        self, places: List[Place], how: str, worker: Worker, model: WorkerStore, devices: Devices,
+        gives: bool = True,
+    ) -> None:  # fmt: skip
+        """Give all workers rank 0's buffers, if it `gives` any, or a checkpoint's, which must have
+        them. `model`: the parameters' store."""
         self._how = how
         self._worker = worker
         self._step = 0
@@ -158,7 +159,7 @@ class Buffers:
             saved = resuming.initial(pack.key) if worker.rank == 0 else None
             if saved is not None:
                 pack.fill(tensor_of(saved))
-            if how != LEFT or worker.rank == 0 or own.resumed is not None:
+            if (gives and how != LEFT) or worker.rank == 0 or own.resumed is not None:
                 pack.give_initial(worker)
         self.wait()
 
@@ -223,6 +224,13 @@ class Buffers:
                 self._called = {module for module in modules if module is not None}
             _owed.setdefault(self, set()).add(model)
 
+    def owe_not(self, model: int) -> None:
+        """A model's next forward pass begins with each worker's own after all."""
+        models = _owed.get(self, set())
+        models.discard(model)
+        if not models:
+            self._owe_nothing()
+
     def are_of(self, module: torch.nn.Module) -> bool:
         """Whether some are a module's."""
         its = {*map(id, module.buffers())}
@@ -277,10 +285,14 @@ def push_owed_of(module: torch.nn.Module) -> None:
 
 
 def push_owed(
-    those: Optional[Collection[Buffers]] = None, model: Optional[int] = None, is_last: bool = False
+    those: Optional[Collection[Buffers]] = None,
+    model: Optional[int] = None,
+    is_last: bool = False,
+    giver: int = 0,
 ) -> None:
     """Push what waits for a forward pass: of `those`, that of a `model` of theirs begins, or none
-    may on all workers. `is_last`: the process ends, and does not wait for any worker."""
+    may on all workers. `is_last`: the process ends, and does not wait for any worker. `giver`: the
+    worker whose buffers all get."""
     owed = [
         one
         for one, called in _owed.items()
@@ -288,7 +300,7 @@ def push_owed(
     ]
     for buffers in sorted(owed, key=lambda one: one._own.number):
         # Of those that nobody uses here no pass begins any more, and worker 0 may give late.
-        buffers._push(lambda pack: False, takes=bool(buffers._users) and not is_last)
+        buffers._push(lambda pack: False, giver, takes=bool(buffers._users) and not is_last)
         buffers._owe_nothing()
 
 

@@ -80,6 +80,13 @@ class Changes:
             gradients = [weight.parameter.grad for _, weight in self._of.values()]
             return any(one is not None and watcher_of(one) is None for one in gradients)
 
+    def are_parts(self) -> bool:
+        """Whether the script has made gradients of parts of a larger tensor: what it does with that
+        shows in none of them."""
+        with torch._C.DisableTorchFunctionSubclass():
+            gradients = [weight.parameter.grad for _, weight in self._of.values()]
+            return any(one is not None and is_part(one) for one in gradients)
+
     def of_first_step(self) -> str:
         """What has changed in the first step, in which nothing has left; empty if nothing has."""
         now, versions = self._settings()

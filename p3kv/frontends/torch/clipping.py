@@ -3,12 +3,13 @@ gradients, or dropped."""
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from abc import abstractmethod
 from collections import deque
 from concurrent.futures import Future
-from typing import Any, Callable, Deque, List, Optional, Union
+from typing import Any, Callable, Deque, Iterable, List, Optional, Union
 
 import torch
 
@@ -48,9 +49,12 @@ class Clipping:
         workers: int,
         barrier: Callable[[str], None],
         may_leave_out: bool,
+        dtypes: Iterable[torch.dtype],
     ) -> None:
         """`barrier(purpose)` waits for all workers. `may_leave_out`: the script may leave out steps
-        that it has clipped, and not say so."""
+        that it has clipped, and not say so. `dtypes`: those of parameters, by which norms have
+        theirs, in single precision at least."""
+        self._dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
         self._may_leave_out = may_leave_out
         self._own = own
         self._steps = steps
@@ -119,7 +123,7 @@ class Clipping:
         for outcome in self._outcomes:
             if isinstance(outcome, LateOverflow):  # the script may leave out the step, and ask
                 outcome.comes(self._steps.norm())
-        norm = LateNorm(self._steps.norm(), self._workers, max_norm)
+        norm = LateNorm(self._steps.norm(), self._workers, max_norm, self._dtype)
         self._late.append(norm)
         self.factors.append(norm)
         return norm
@@ -290,9 +294,11 @@ class Late(Watcher):
 class LateNorm(Late):
     """The norm of the mean of all workers' gradients."""
 
-    def __init__(self, of_sum: Optional[Future[float]], workers: int, max_norm: float) -> None:
+    def __init__(
+        self, of_sum: Optional[Future[float]], workers: int, max_norm: float, dtype: torch.dtype
+    ) -> None:
         """`of_sum` is the norm of the sum of all gradients, whose mean is clipped to `max_norm`."""
-        super().__init__(torch.zeros((), device="cpu"), "the norm")
+        super().__init__(torch.zeros((), dtype=dtype, device="cpu"), "the norm")
         self._workers = workers
         self._max_norm = max_norm
         self.comes(of_sum)

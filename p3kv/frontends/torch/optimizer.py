@@ -242,8 +242,10 @@ class Optimizer(torch.optim.Optimizer):
     def step_scaled(self, found_inf: Iterable[torch.Tensor]) -> Any:
         """Has servers make a step for a GradScaler, which is dropped where a number in `found_inf`
         is not 0. Where something of the script's is in the place of `step`, as accelerate has it,
-        that is called as by torch: when it is known that the step is made."""
-        if "step" not in vars(self) or hasattr(self.step, "_wrapped_by_lr_sched"):
+        or follows it by a hook, that is called as by torch: when it is known that the step is
+        made."""
+        is_own = "step" not in vars(self) or hasattr(self.step, "_wrapped_by_lr_sched")
+        if is_own and not (self._optimizer_step_post_hooks and not self._optimizer_step_pre_hooks):
             return self.step()
         self._steps.step(None)
         if any(one.item() for one in found_inf):
@@ -359,7 +361,8 @@ class Optimizer(torch.optim.Optimizer):
         """
         if not enable:
             return nullcontext()
-        push_owed()  # a worker without batches makes no forward pass
+        # A worker without batches makes no forward pass. The last one with batches gives buffers.
+        push_owed(giver=self.num_workers - 1)
         return self._steps.joined(How(divide_by_initial_world_size, throw_on_early_termination))
 
     def sum(self, number: Any) -> Union[int, float]:

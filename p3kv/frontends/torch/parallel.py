@@ -29,7 +29,7 @@ from p3kv.frontends.torch.joining import is_open
 from p3kv.frontends.torch.optimizer import Optimizer
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.passes import Passes, tell_of_passes
-from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS, WORKERS
+from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS, WORKERS, expect_wrappers
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import parameters_of
 from p3kv.worker import this_process
@@ -84,17 +84,25 @@ class DistributedDataParallel(TorchParallel):
         return inputs, named
 
     def _post_forward(self, output: Any) -> Any:
+        if torch.is_grad_enabled() and not self.require_backward_grad_sync:
+            # Set in the forward pass, as by Lightning's manual optimization.
+            self.require_forward_param_sync = False
+            for optimizer in _ATTACHED.found(self):
+                for one in optimizer.buffers:
+                    one.owe_not(id(self))
         return output
 
     def backward_follows(self) -> None:
         """The module was called. A script's subclass may do so in its own way, and not by
         `forward`, as mmcv's with `train_step`; it tells the reducer alone."""
         if not self._awaits_backward:
-            self._called((), {})
+            self._called((), {}, begins=False)
         self._awaits_backward = False
 
     @torch._disable_dynamo
-    def _called(self, inputs: Any, named: Any) -> None:
+    def _called(self, inputs: Any, named: Any, begins: bool = True) -> None:
+        """`begins`: the forward pass does, with rank 0's buffers if that is due, and has not been
+        made already."""
         has_gradients, syncs = torch.is_grad_enabled(), self.require_backward_grad_sync
         self._awaits_backward = has_gradients
         attached = _ATTACHED.of(self) if has_gradients else _ATTACHED.found(self)
@@ -106,9 +114,11 @@ class DistributedDataParallel(TorchParallel):
             for optimizer in attached:
                 optimizer.model_called(id(self), is_fed, syncs)
         buffers = dict.fromkeys(one for optimizer in attached for one in optimizer.buffers)
-        may_be_other = attached and self.will_sync_module_buffers()
+        syncs_buffers = begins and self.will_sync_module_buffers()
+        may_be_other = attached and syncs_buffers
         is_torch_s = may_be_other and any([one.gives_up_buffers() for one in attached])
-        push_owed(buffers, id(self))
+        if begins:
+            push_owed(buffers, id(self))
         for one in buffers if has_gradients and syncs else ():
             one.owe(id(self))
         is_frozen = not any(one.requires_grad for one in self.module.parameters())
@@ -118,7 +128,7 @@ class DistributedDataParallel(TorchParallel):
         )
         if is_torch_s:
             self._sync_other_buffers()
-        elif not may_train and self.will_sync_module_buffers():
+        elif not may_train and syncs_buffers:
             self._sync_buffers()
         if attached or not may_train:
             self.require_forward_param_sync = has_gradients and syncs
@@ -269,6 +279,12 @@ class WrappedOptimizer(Optimizer):
         self._passes.step_ends()
         if self._passes.steps == 1:
             _log.info("trained by p3kv: %s, %s update", type(self).__name__, self.updates)
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        given = param_group["params"]
+        given = [given] if isinstance(given, torch.Tensor) else list(given)
+        _ATTACHED.give({id(one[1] if isinstance(one, tuple) else one) for one in given}, self)
+        super().add_param_group({**param_group, "params": given})
 
     def without(self, taken: Set[int]) -> Set[int]:
         """Leaves parameters to others that have them now; returns the ids of those that stay."""
@@ -466,8 +482,18 @@ class _Attached:
         for optimizer in new:
             self._attach_one(optimizer, parameters, taken)
 
+    def give(self, added: Set[int], optimizer: WrappedOptimizer) -> None:
+        """An optimizer gets these parameters, to which another one may have seen: no optimizer had
+        them."""
+        for reference in self._made:
+            other = reference()
+            if isinstance(other, WrappedOptimizer) and other is not optimizer:
+                other.without(added)
+
     def _leave(self, optimizer: torch.optim.Optimizer) -> None:
         """No model has this optimizer any more."""
+        if isinstance(optimizer, WrappedOptimizer):
+            optimizer._passes.end()
         for references in self._of.values():
             references[:] = [one for one in references if one() is not optimizer]
 
@@ -501,7 +527,7 @@ class _Attached:
         else:
             updates = WORKERS if is_ours else None
             attached = WrappedOptimizer(whole, optimizer, buffers, updates=updates)
-        attached._passes = Passes()
+        attached._passes = Passes({*map(id, parameters_of(optimizer))})
         if isinstance(attached._steps, ServerSteps):
             attached._steps.passes = attached._passes
         for model in models:
@@ -584,6 +610,7 @@ def take_over() -> None:
             torch_s = vars(TorchParallel).get(name)
             setattr(TorchParallel, name, ours if torch_s is None else _by_maker(ours, torch_s))
     TorchParallel.__new__ = _new_parallel
+    expect_wrappers()
     make = torch.optim.Optimizer.__init__
 
     @functools.wraps(make)

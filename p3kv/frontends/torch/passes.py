@@ -26,7 +26,9 @@ class Passes:
     the first step nothing leaves before `step` anyway, and the optimizer sees what the script does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Container[int]) -> None:
+        """`parameters`: the ids of those that the optimizer trains."""
+        self._parameters = parameters
         self.leaves = False
         """Whether gradients of the pass under way leave as soon as they are computed."""
         self._calls: Dict[Tuple[int, bool], int] = {}
@@ -77,11 +79,16 @@ class Passes:
         begun."""
         return bool(self._calls) and not self._has_begun
 
-    @property
-    def is_uncalled(self) -> bool:
-        """Whether the pass that begins now belongs to no calls of models, whosever these are, but
-        those of one that has ended."""
-        return self._has_ended and not any(one.is_awaited for one in _all)
+    def is_uncalled(self, roots: Iterable[Any]) -> bool:
+        """Whether the pass that begins now from `roots` belongs to no calls of models, whosever
+        these are, but those of one that has ended."""
+        return self._has_ended and not any(
+            one.is_awaited and is_reached(one._parameters, roots) for one in _all
+        )
+
+    def end(self) -> None:
+        """The optimizer trains no more."""
+        _all.discard(self)
 
     def reached(self, parameter: torch.Tensor) -> Tuple[bool, bool]:
         """A gradient is complete; returns whether it leaves, and whether it would if workers
@@ -160,6 +167,11 @@ def tell_of_passes(steps: Any) -> None:
     same order on all workers."""
     _watch_backward()
     _every.add(steps)
+
+
+def tell_no_more(steps: Any) -> None:
+    """Others have taken over what `steps` has trained."""
+    _every.discard(steps)
 
 
 def is_in_backward() -> bool:

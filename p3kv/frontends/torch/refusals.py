@@ -43,6 +43,7 @@ MADE_TWICE = (
 )
 _wrappers: WeakSet[torch.nn.Module] = WeakSet()
 """Modules of such classes that are around others."""
+_expects_wrappers = False
 _trained: WeakSet[torch.nn.Module] = WeakSet()
 """Models that p3kv trains."""
 
@@ -50,6 +51,12 @@ _trained: WeakSet[torch.nn.Module] = WeakSet()
 def watch_wrappers() -> None:
     """Has each module that wraps another one be seen, from now on."""
     register_module_module_registration_hook(_see)
+
+
+def expect_wrappers() -> None:
+    """p3kv trains what the script wraps in DistributedDataParallel."""
+    global _expects_wrappers
+    _expects_wrappers = True
 
 
 def watch_steps() -> None:
@@ -62,7 +69,15 @@ def watch_steps() -> None:
         steps += 1
         if steps != _STEPS_UNTIL_SURE:
             return
-        if this_process.shares_nothing():
+        if this_process.shares_nothing() and _expects_wrappers:
+            this_process.means_it()
+            _log.warning(
+                "no model of this script is in DistributedDataParallel, so p3kv trains none, and %s"
+                " has made %d steps without it",
+                type(optimizer).__name__,
+                steps,
+            )
+        elif this_process.shares_nothing():
             _log.warning(
                 "this worker has made %d steps of %s, and p3kv knows nothing of them: its weights "
                 "differ from those of the job's other workers (%d in all), unless the script "

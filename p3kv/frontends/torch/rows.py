@@ -36,9 +36,9 @@ def sparse_weights(
     names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
     takes_all = class_of(optimizer) is torch.optim.SparseAdam
     every = parameters_of(optimizer) if by_servers else averaged(optimizer)
-    of_optimizer = {id(one) for one in every}
+    of_optimizer, own = {id(one) for one in every}, {*map(id, parameters_of(optimizer))}
     tables = {id(one) for one in every if isinstance(one, TableWeight)}
-    by_rows = of_optimizer if takes_all else tables
+    by_rows = of_optimizer & own if takes_all else tables
     found = {at: names.get(at, "a parameter") for at in by_rows}
     for module in model.modules():
         if not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):

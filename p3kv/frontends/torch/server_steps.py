@@ -36,7 +36,7 @@ from p3kv.frontends.torch.optimizers.optimizer_settings import needs_whole
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.optimizers.server_states import ServerStates
 from p3kv.frontends.torch.optimizers.states import rounded, unrounded
-from p3kv.frontends.torch.passes import Passes, is_reached, tell_of_passes
+from p3kv.frontends.torch.passes import Passes, is_reached, tell_no_more, tell_of_passes
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
@@ -119,8 +119,9 @@ class ServerSteps(CommonSteps):
         self._exchange = shared.exchange
         self._pushes = shared.pushes
         self._clipping = Clipping(
-            own, self._pushes.clipping, worker.num_workers, worker.barrier, self._expects_means
-        )
+            own, self._pushes.clipping, worker.num_workers, worker.barrier, self._expects_means,
+            [one.dtype for one in shared.every],
+        )  # fmt: skip
         self._means = Means(own, self._exchange, self._clipping, self._of)
         self._script_optimizer = TorchScriptOptimizer(
             optimizer,
@@ -269,11 +270,24 @@ class ServerSteps(CommonSteps):
         `step`, and this one for them."""
         if self.passes is None or vars(self._optimizer)["_steps"] is not self:
             return
+        if self.passes.is_awaited and not self._exchange.leaves_out:
+            self._see_unhooked()
+            if vars(self._optimizer)["_steps"] is not self:
+                return
         waits = self._own.waits_for_cut and not self._steps_next
         stays = not self._clipping.is_known or waits or self._exchange.leaves_out
         ends = self.passes.ended() and not stays
         if ends and not all(bucket.pushed for bucket in self._shared.buckets):
             self._have_all_leave()
+
+    def _see_unhooked(self) -> None:
+        """No hook has told of the pass that has ended, and gradients may have come all the same: in
+        each bucket the parameter that alone has one may be frozen, or left out of the loss."""
+        for bucket in self._shared.buckets:
+            for weight in bucket.new() if bucket.is_lean else ():
+                if not isinstance(watcher_of(weight.parameter.grad), Past):
+                    self._ready(weight.parameter)
+                    break
 
     def begin_pass(self, roots: Sequence[Any]) -> None:
         """A backward pass begins. Has workers update the weights from now on, where the script has
@@ -284,7 +298,7 @@ class ServerSteps(CommonSteps):
             return
         if vars(self._optimizer)["_steps"] is not self:
             return
-        if self.passes.is_uncalled and is_reached(self._parameters, roots):
+        if self.passes.is_uncalled(roots) and is_reached(self._parameters, roots):
             why = "the script calls backward once more without a forward pass"
             if self.may_change:
                 self._decided(why)
@@ -302,16 +316,26 @@ class ServerSteps(CommonSteps):
             return
         if self._clipping.last_factors:
             self._have_means()
-        if len(parameters_of(self._optimizer)) > len(self._places):
-            why = "the script gives the optimizer more parameters"
+        if len(parameters_of(self._optimizer)) != len(self._places):
+            why = "the script gives the optimizer other parameters"
+            self._keep_orphans()
         elif self._exchange.written():
             why = WRITES
+        elif not (self.passes.has_passed or self.passes.are_local) and self._changes.are_parts():
+            why = "gradients are parts of a larger tensor, by which the script may use them"
         else:
             return
         if self.may_change:
             self._decided(why, is_over=False)
         else:
             self._given_way(why)
+
+    def _keep_orphans(self) -> None:
+        """What the script has taken from the optimizer goes on to have means, as its models'."""
+        now = {*map(id, parameters_of(self._optimizer))}
+        fewer = [one for at, one in self._parameters.items() if at not in now]
+        attached: Any = self._optimizer
+        attached._orphans = [*attached._orphans, *fewer]
 
     def collective_gets(self, tensors: Iterable[Any]) -> None:
         """A collective of the script's may write to tensors, perhaps to memory of weights."""
@@ -349,6 +373,8 @@ class ServerSteps(CommonSteps):
             why = "the script makes a step whose backward passes are all in no_sync"
         elif not self.passes.has_passed and self._changes.are_given():
             why = "the script makes a step with gradients of its own, and without a backward pass"
+        elif not (self.passes.has_passed or self.may_change) and self._exchange.written():
+            why = WRITES  # which the next pass would have shown
         else:
             return None
         return self._decided(why, is_over=False) if self.may_change else self._given_way(why)
@@ -727,6 +753,7 @@ class ServerSteps(CommonSteps):
             self._states.fetch()  # the servers forget theirs
         self._shared.stop()
         self._hooks.remove()
+        tell_no_more(self)
 
     def _come_to_rest(self) -> None:
         """Waits until servers have made the last step. Raises NotSupportedError where they have

@@ -126,6 +126,8 @@ class SharedModel:
         }
         """The model's own, by name, until the first step."""
         untrained_places(model, self._trained(), self._devices)  # refuses what it refuses
+        self._older: Optional[Set[int]] = None
+        """Ids of the parameters of what has shared the model before."""
         self.buffers: List[Buffers] = []
         self._untrained: Optional[Untrained] = None
         self._replaced = False
@@ -136,9 +138,12 @@ class SharedModel:
         """Whose buffers are after each step; None where the rule says so."""
         return self._how if self._chosen else None
 
-    def keep_buffers(self, older: SharedModel) -> None:
-        """Has buffers be as they are, in place of `older`, which has shared this model: a forward
-        pass may have written to each worker's own."""
+    def follow(self, older: SharedModel) -> None:
+        """Has this be in place of `older`, which has shared the model. What that has given all is
+        left as it is: a forward pass may have written to each worker's own buffers, and a backward
+        pass may need the parameters."""
+        self._older = {*older.of_parameter}
+        self._untrained = older._untrained
         self.buffers = [*older.buffers]
         self._first_places, self._other_buffer = older._first_places, older._other_buffer
         for buffers in self.buffers:
@@ -245,7 +250,7 @@ class SharedModel:
                     f"the model has no parameter '{weight.name}', and opt.join() has workers take "
                     "the weights of the model from each other: leave it out of the optimizer"
                 )
-        return Buffers(places, BROADCAST, self.worker, self._own, self._devices)
+        return Buffers(places, BROADCAST, self.worker, self._own, self._devices, gives=False)
 
     def copied(self) -> List[Unpushed]:
         """Copies for a checkpoint of parameters that no optimizer has; on worker rank 0."""
@@ -420,7 +425,7 @@ class SharedModel:
             for place in untrained_places(self._model, self._trained(), self._devices)
             if not memory.of(place.tensor)
         ]
-        if places:
+        if places and self._older is None:
             self._untrained = Untrained(
                 places, self._num_keys, self.worker, self._own, self._devices
             )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import runpy
 import sys
-from typing import List
+from typing import List, Tuple
 
 import shtab
 
@@ -41,7 +42,7 @@ def do(options: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
     # In the roles of scheduler and server `import p3kv` has done its work and ended the process
     # before this line.
-    if not prepare(options.script, options.args):
+    if not prepare([options.script, *options.args]):
         return 2
     if options.ddp:
         importlib.import_module("p3kv.torch.ddp")
@@ -53,9 +54,30 @@ def do(options: argparse.Namespace) -> int:
     return 0
 
 
-def prepare(script: str, arguments: List[str]) -> bool:
-    """Have this process's arguments and path be those of a script; say so, and return False, where
-    it can't be read."""
+def located(given: List[str]) -> Tuple[str, str, List[str]]:
+    """Return the file of a script and its arguments, or those of a module after "-m", between them
+    the module's package. The file's name is empty where there is no such module."""
+    if given[0] != "-m":
+        return given[0], "", given[1:]
+    _, name, *arguments = given
+    try:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:
+            found = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError:  # its package
+        found = None
+    if found is None:
+        return "", "", arguments
+    return found.origin or "", found.parent or "", arguments
+
+
+def prepare(given: List[str]) -> bool:
+    """Have this process's arguments and path be those of a script, or of a module after "-m"; say
+    so, and return False, where it can't be read."""
+    script, _, arguments = located(given)
+    if not script:
+        print(f"p3kv run: there is no module '{given[1]}'", file=sys.stderr)
+        return False
     try:
         with open(script, "rb"):
             pass
@@ -65,11 +87,13 @@ def prepare(script: str, arguments: List[str]) -> bool:
     except OSError as error:
         print(f"p3kv run: can't read '{script}': {error.strerror}", file=sys.stderr)
         return False
+    sys.argv = [script, *arguments]
+    if given[0] == "-m":  # the path is that of `python -m`
+        return True
     folder = os.path.dirname(os.path.abspath(script))
     if getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, folder)
     else:
         # Where `python -m p3kv` or the p3kv script was found; not for the user's script to see.
         sys.path[0] = folder
-    sys.argv = [script, *arguments]
     return True

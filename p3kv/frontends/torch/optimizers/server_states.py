@@ -63,8 +63,9 @@ class ServerStates(UserDict):
                 if found:
                     shape = None if self._whole and weight.parameter.dim() else weight.shape
                     state = imported(State.joined(found), shape, weight.device)
-                    self._entries[weight.parameter] = state
-                    fetched[id(weight.parameter)] = _bits(state)
+                    if state:  # SGD without momentum has none, and torch no entry of it
+                        self._entries[weight.parameter] = state
+                        fetched[id(weight.parameter)] = _bits(state)
             self._fetched = fetched
         return self._entries
 
