@@ -19,7 +19,8 @@ class Hooks:
 
     A hook takes torch 5 us. So in a bucket whose gradients come in the same order in some steps,
     only the last has one. When not all others are there then, or something has written to them, all
-    have hooks again; what has come without one leaves in `step`.
+    have hooks again; what has come without one leaves in `step`. No hook may tell of a pass at all,
+    as where each of these is of a frozen parameter.
     """
 
     def __init__(self, buckets: Sequence[Bucket], ready: Callable[[torch.Tensor], None]) -> None:
