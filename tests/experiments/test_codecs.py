@@ -31,6 +31,7 @@ def _run(system, ratio, efficiency, model="resnet50", repetition=0):
     }  # fmt: skip
 
 
+@pytest.mark.alone
 def test_a_codec_alone_costs_more_than_none_and_values_of_each_worker_cost_servers():
     exact = cost("identity", "identity", 0.0)
     gradients = cost("topk:share=0.01", "identity", 0.0)

@@ -111,6 +111,7 @@ def test_a_script_that_starts_its_ranks_itself_trains_as_with_torch_s_own(
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.long  # test_children.py starts ranks from ranks
 def test_a_script_that_starts_its_own_command_again_trains_as_with_torch_s_own() -> None:
     with held_port() as holder:
         command = [str(SCRIPTS / "torch_again.py"), str(holder.getsockname()[1])]
@@ -164,6 +165,7 @@ def test_wrappers_optimizers_and_methods_of_public_scripts_train_as_with_torch_s
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long  # habits have buffers come late
 def test_a_late_buffer_is_refused_by_name_where_ranks_differ_or_checkpoints_would_lack_it(
     tmp_path: Path,
 ) -> None:
@@ -180,7 +182,7 @@ def test_a_late_buffer_is_refused_by_name_where_ranks_differ_or_checkpoints_woul
 
 def test_a_rank_may_go_on_alone_for_longer_than_a_worker_may_keep_others_waiting() -> None:
     """Nobody waits for the last round of buffers."""
-    result = launched("torch_goes_on_alone.py", "12", P3KV_STALL_TIMEOUT_S="4")
+    result = launched("torch_goes_on_alone.py", "8", P3KV_STALL_TIMEOUT_S="3")
     assert result.code == 0 and "evaluated" in result.output, result.output
     assert "has not pushed" not in result.output, result.output
 
@@ -237,6 +239,7 @@ def test_gradients_that_a_script_logs_late_are_those_of_torch_s_own() -> None:
         assert {at: loss for at, loss in found.items() if at in its} == near, how
 
 
+@pytest.mark.long  # those without a checkpoint nearly show it
 def test_gradients_that_a_script_logs_late_are_means_where_a_checkpoint_may_follow(
     tmp_path: Path,
 ) -> None:

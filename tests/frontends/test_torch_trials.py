@@ -75,6 +75,7 @@ def test_a_script_is_compared_with_ddp_which_really_averages(tmp_path: Path) -> 
     assert "DDP at best" in text or "No forecast for other networks" in text, text
 
 
+@pytest.mark.long  # habits are wrapped again
 def test_a_comparison_goes_on_where_a_model_is_wrapped_again_and_thawed(tmp_path: Path) -> None:
     """In its fourth step: six are timed after those that warm up."""
     script = tmp_path / "train.py"
