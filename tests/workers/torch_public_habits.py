@@ -14,6 +14,7 @@ import sys
 import time
 from abc import ABC
 from collections import OrderedDict, defaultdict
+from contextlib import nullcontext
 from typing import Any, Callable, Dict, Iterator, List
 
 import torch
@@ -877,6 +878,47 @@ def hooks_of_dropped_steps(it: Training) -> None:
     it.tell_weights(wrapped)
 
 
+def epochs_after_local_steps(it: Training) -> None:
+    """Each rank's weights are its own when an epoch begins in which one rank has fewer batches."""
+    wrapped = DistributedDataParallel(nn.Linear(10, 5))
+    made = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=0.9)
+    batches = it.batches()
+
+    def step() -> None:
+        data, labels = next(batches)
+        made.zero_grad()
+        loss = loss_of(wrapped(data), labels)
+        loss.backward()
+        made.step()
+        it.tell(loss.item())
+
+    step()
+    with wrapped.no_sync():
+        for _ in range(3):
+            step()
+    with wrapped.join():
+        for _ in range(5 - it.rank):
+            step()
+    it.tell_weights(wrapped)
+
+
+def groups_after_local_steps(it: Training) -> None:
+    """Each rank's weights are its own by then, and stay so."""
+    wrapped = DistributedDataParallel(net(), find_unused_parameters=True)
+    first, last = (wrapped.module[at].parameters() for at in (0, 4))
+    made = torch.optim.SGD(last, lr=0.05, momentum=0.9)
+    for at, (data, labels) in enumerate(it.batches()):
+        if at == 8:
+            made.add_param_group({"params": first, "lr": 0.02})
+        wrapped.zero_grad()
+        with wrapped.no_sync() if 3 <= at < 7 else nullcontext():
+            loss = loss_of(wrapped(data), labels)
+            loss.backward()
+        made.step()
+        it.tell(loss.item())
+    it.tell_weights(wrapped)
+
+
 def passes_after_the_last_step(it: Training) -> None:
     """As to see the loss once more; one rank comes late. The last habit: then the process ends."""
     wrapped = DistributedDataParallel(net())
@@ -925,6 +967,8 @@ HABITS: List[Callable[[Training], None]] = [
     steps_without_a_pass,
     passes_inside_the_forward_pass,
     hooks_of_dropped_steps,
+    epochs_after_local_steps,
+    groups_after_local_steps,
     passes_after_the_last_step,
 ]
 CHOSEN: Dict[str, Callable[[Training], None]] = {

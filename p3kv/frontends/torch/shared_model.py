@@ -397,6 +397,12 @@ class SharedModel:
         """Ids of the parameters that this optimizer has, or another one that is in use."""
         return {*_STEPS_OF, *(id(weight.parameter) for weight in self.every)}
 
+    def _had(self, bucket: Bucket) -> bool:
+        """Whether what has shared the model before has given all workers these parameters: each
+        worker's may be others by now, where each has made steps of its own."""
+        older = self._older or ()
+        return all(id(weight.parameter) in older for weight in bucket.weights)
+
     def _exchange_initial(self) -> None:
         for bucket in self.buckets:
             if isinstance(bucket, Table):
@@ -405,9 +411,12 @@ class SharedModel:
                     if stored is not None:
                         bucket.give(stored)
                     self.resuming.give_state(bucket.key)
+                bucket.arm()
                 continue
             if self.worker.rank != 0:
-                self.exchange.pull(bucket)
+                if not self._had(bucket):
+                    self.exchange.pull(bucket)
+                    bucket.arm()
                 continue
             for weight in bucket.weights:
                 saved = self.resuming.initial(weight.key, weight.member)
@@ -416,7 +425,6 @@ class SharedModel:
                     weight.parameter.data.copy_(value.reshape(weight.shape))
             self.exchange.give_initial(bucket)
             self.resuming.give_state(bucket.key)
-        for bucket in self.buckets:
             bucket.arm()
         self.wait()
         memory = Memory(self.weights)
