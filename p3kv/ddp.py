@@ -15,11 +15,8 @@ from p3kv.tools.commands import run
 
 if __name__ == "__main__":
     _given, _above = sys.argv[1:], config.script_above()
-    if (
-        _above
-        and _given == _above[1 + (_above[0] == "-m") :]
-        and not (_given and os.path.isfile(_given[0]))
-    ):
+    _is_file = bool(_given) and os.path.isfile(_given[0])
+    if _above and not _is_file and _given == run.located(_above)[-1]:
         _given = _above  # the script's arguments alone, by which Lightning starts its other ranks
     if _given in ([], ["-m"]):
         sys.exit("usage: python -m p3kv.ddp SCRIPT|-m MODULE [ARGS ...]")
@@ -28,7 +25,7 @@ if __name__ == "__main__":
     config.note_script(_given)
 if __name__ in ("__main__", "__mp_main__"):
     importlib.import_module("p3kv.torch.ddp")
-    __file__, __package__, _ = run.located(config.script_above())
+    __file__, __package__, _arguments = run.located(config.script_above())
     with io.open_code(__file__) as _script:
         _code = compile(_script.read(), __file__, "exec")
     try:

@@ -111,8 +111,9 @@ class Dispatcher(Handler):
     def look_for_stalls(self) -> None:
         """Reports a round that has waited long."""
         now_s = time.monotonic()
-        every, left = self._engine.longest_waits(self._stalls.first_s, now_s), self._workers.done
-        waits = (one for one in every if not one.arrived or not left.issuperset(one.arrived))
+        waits = self._engine.longest_waits(self._stalls.first_s, now_s)
+        done = self._workers.done  # for whom nobody need push: they wait for nothing
+        waits = (one for one in waits if not one.arrived or not done.issuperset(one.arrived))
         found = self._stalls.look(waits, now_s)
         if isinstance(found, Stalled):
             self._workers.tell(Header(Kind.STALLED, self._rank), memoryview(encode(found)))

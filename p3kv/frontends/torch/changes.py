@@ -84,7 +84,7 @@ class Changes:
         """Whether the script has made gradients of parts of a larger tensor: what it does with that
         shows in none of them."""
         with torch._C.DisableTorchFunctionSubclass():
-            gradients = [weight.parameter.grad for _, weight in self._of.values()]
+            gradients = (weight.parameter.grad for _, weight in self._of.values())
             return any(one is not None and is_part(one) for one in gradients)
 
     def of_first_step(self) -> str:

@@ -301,6 +301,9 @@ class Optimizer(torch.optim.Optimizer):
         weights: they know the optimizer's parameters."""
         self._steps.check_added(param_group["params"])
         super().add_param_group(param_group)
+        self._group_added()
+
+    def _group_added(self) -> None:
         self._steps.added()
 
     @contextmanager
@@ -361,7 +364,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         if not enable:
             return nullcontext()
-        # A worker without batches makes no forward pass. The last one with batches gives buffers.
+        # A worker without batches makes no forward pass, and the last with batches gives buffers.
         push_owed(giver=self.num_workers - 1)
         return self._steps.joined(How(divide_by_initial_world_size, throw_on_early_termination))
 

@@ -29,7 +29,7 @@ from p3kv.frontends.torch.joining import is_open
 from p3kv.frontends.torch.optimizer import Optimizer
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.passes import Passes, tell_of_passes
-from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS, WORKERS, expect_wrappers
+from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS, WORKERS
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import parameters_of
 from p3kv.worker import this_process
@@ -280,11 +280,9 @@ class WrappedOptimizer(Optimizer):
         if self._passes.steps == 1:
             _log.info("trained by p3kv: %s, %s update", type(self).__name__, self.updates)
 
-    def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        given = param_group["params"]
-        given = [given] if isinstance(given, torch.Tensor) else list(given)
-        _ATTACHED.give({id(one[1] if isinstance(one, tuple) else one) for one in given}, self)
-        super().add_param_group({**param_group, "params": given})
+    def _group_added(self) -> None:
+        _ATTACHED.give({*map(id, self.param_groups[-1]["params"])}, self)
+        super()._group_added()
 
     def without(self, taken: Set[int]) -> Set[int]:
         """Leaves parameters to others that have them now; returns the ids of those that stay."""
@@ -610,7 +608,6 @@ def take_over() -> None:
             torch_s = vars(TorchParallel).get(name)
             setattr(TorchParallel, name, ours if torch_s is None else _by_maker(ours, torch_s))
     TorchParallel.__new__ = _new_parallel
-    expect_wrappers()
     make = torch.optim.Optimizer.__init__
 
     @functools.wraps(make)

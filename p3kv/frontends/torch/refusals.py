@@ -9,6 +9,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from p3kv import config
@@ -43,7 +44,6 @@ MADE_TWICE = (
 )
 _wrappers: WeakSet[torch.nn.Module] = WeakSet()
 """Modules of such classes that are around others."""
-_expects_wrappers = False
 _trained: WeakSet[torch.nn.Module] = WeakSet()
 """Models that p3kv trains."""
 
@@ -51,12 +51,6 @@ _trained: WeakSet[torch.nn.Module] = WeakSet()
 def watch_wrappers() -> None:
     """Has each module that wraps another one be seen, from now on."""
     register_module_module_registration_hook(_see)
-
-
-def expect_wrappers() -> None:
-    """p3kv trains what the script wraps in DistributedDataParallel."""
-    global _expects_wrappers
-    _expects_wrappers = True
 
 
 def watch_steps() -> None:
@@ -69,7 +63,7 @@ def watch_steps() -> None:
         steps += 1
         if steps != _STEPS_UNTIL_SURE:
             return
-        if this_process.shares_nothing() and _expects_wrappers:
+        if this_process.shares_nothing() and hasattr(DistributedDataParallel, "is_p3kv_s"):
             this_process.means_it()
             _log.warning(
                 "no model of this script is in DistributedDataParallel, so p3kv trains none, and %s"

@@ -126,8 +126,8 @@ class SharedModel:
         }
         """The model's own, by name, until the first step."""
         untrained_places(model, self._trained(), self._devices)  # refuses what it refuses
-        self._older: Optional[Set[int]] = None
-        """Ids of the parameters of what has shared the model before."""
+        self._older: Set[int] = set()
+        """Ids of the parameters of what has shared the model before, if this follows it."""
         self.buffers: List[Buffers] = []
         self._untrained: Optional[Untrained] = None
         self._replaced = False
@@ -143,7 +143,6 @@ class SharedModel:
         left as it is: a forward pass may have written to each worker's own buffers, and a backward
         pass may need the parameters."""
         self._older = {*older.of_parameter}
-        self._untrained = older._untrained
         self.buffers = [*older.buffers]
         self._first_places, self._other_buffer = older._first_places, older._other_buffer
         for buffers in self.buffers:
@@ -397,12 +396,6 @@ class SharedModel:
         """Ids of the parameters that this optimizer has, or another one that is in use."""
         return {*_STEPS_OF, *(id(weight.parameter) for weight in self.every)}
 
-    def _had(self, bucket: Bucket) -> bool:
-        """Whether what has shared the model before has given all workers these parameters: each
-        worker's may be others by now, where each has made steps of its own."""
-        older = self._older or ()
-        return all(id(weight.parameter) in older for weight in bucket.weights)
-
     def _exchange_initial(self) -> None:
         for bucket in self.buckets:
             if isinstance(bucket, Table):
@@ -414,7 +407,8 @@ class SharedModel:
                 bucket.arm()
                 continue
             if self.worker.rank != 0:
-                if not self._had(bucket):
+                # Or they may be each worker's own by now, by steps that each has made for itself.
+                if not self._older.issuperset(id(one.parameter) for one in bucket.weights):
                     self.exchange.pull(bucket)
                     bucket.arm()
                 continue
@@ -427,13 +421,15 @@ class SharedModel:
             self.resuming.give_state(bucket.key)
             bucket.arm()
         self.wait()
+        if self._older:
+            return
         memory = Memory(self.weights)
         places = [
             place
             for place in untrained_places(self._model, self._trained(), self._devices)
             if not memory.of(place.tensor)
         ]
-        if places and self._older is None:
+        if places:
             self._untrained = Untrained(
                 places, self._num_keys, self.worker, self._own, self._devices
             )
