@@ -26,6 +26,7 @@ from torch.amp.grad_scaler import GradScaler
 from p3kv import config
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import AloneSteps, CopiedSteps, warn_alone
+from p3kv.frontends.torch.averaged import Averaged
 from p3kv.frontends.torch.averages import AverageSteps
 from p3kv.frontends.torch.buffers import push_owed
 from p3kv.frontends.torch.clipping import checked
@@ -81,10 +82,7 @@ class Optimizer(torch.optim.Optimizer):
     _resumed_steps = 0
     _expects_means = False
     """Whether the script takes `p.grad` for the mean of all workers'."""
-    _orphans: List[torch.nn.Parameter] = []  # noqa: RUF012  never changed in place
-    """Parameters of its models that no optimizer has: their gradients are to be means, too."""
-    _bare: List[torch.nn.Parameter] = []  # noqa: RUF012  never changed in place
-    """Its own that none of its models averages."""
+    _averaged = Averaged()
     _scheduled = 0
     """How often schedulers of torch's have stepped, also where that changed no setting."""
     _makes_own = False
@@ -498,20 +496,7 @@ def _why_servers_can_t(
     dtype = next((one.dtype for one in every if one.is_complex() and one.requires_grad), None)
     if dtype is not None:
         return f"servers can't update parameters of {dtype}"
-    orphans = optimizer._orphans if averages else []
-    if orphans:
-        return (
-            f"{len(orphans)} parameters of the model have gradients and no optimizer, such as one "
-            f"of shape {tuple(orphans[0].shape)}, and DistributedDataParallel averages these, too "
-            "(requires_grad_(False) leaves them out)"
-        )
-    bare = [one for one in optimizer._bare if one.requires_grad] if averages else []
-    if bare:
-        return (
-            f"the optimizer has {len(bare)} parameters that no DistributedDataParallel averages, "
-            f"such as one of shape {tuple(bare[0].shape)}, so each worker trains its own"
-        )
-    return None
+    return optimizer._averaged.why_servers_cannot() if averages else None
 
 
 _classes: Dict[Any, Any] = {}

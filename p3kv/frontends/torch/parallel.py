@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from p3kv import config
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import meet_alone, warn_alone
+from p3kv.frontends.torch.averaged import Averaged
 from p3kv.frontends.torch.averages import AverageSteps
 from p3kv.frontends.torch.buffer_places import IN_FORWARD, LEFT
 from p3kv.frontends.torch.buffers import Buffers, push_owed, push_owed_of
@@ -270,9 +271,6 @@ class WrappedOptimizer(Optimizer):
 
     _passes: Passes
     _expects_means = True
-    _asleep: List[torch.nn.Parameter] = []  # noqa: RUF012  never changed in place
-    """Those of its models that no optimizer has and that are frozen, but were not when they were
-    wrapped."""
 
     def _step_ends(self) -> None:
         super()._step_ends()
@@ -284,23 +282,15 @@ class WrappedOptimizer(Optimizer):
         _ATTACHED.give({*map(id, self.param_groups[-1]["params"])}, self)
         super()._group_added()
 
-    def without(self, taken: Set[int]) -> Set[int]:
+    def leave(self, taken: Set[int]) -> Set[int]:
         """Leaves parameters to others that have them now; returns the ids of those that stay."""
-        self._asleep = [one for one in self._asleep if id(one) not in taken]
-        left = [one for one in self._orphans if id(one) not in taken]
-        if len(left) < len(self._orphans):
-            self._orphans = left
-            if isinstance(self._steps, AverageSteps):
-                self._steps.share_anew()
-        return {id(one) for one in [*left, *self._asleep]}
+        self._average(self._averaged.without(taken))
+        return self._averaged.extra()
 
-    def _wake(self) -> None:
-        """Orphans that slept are trained from now on."""
-        self._orphans = [*self._orphans, *(one for one in self._asleep if one.requires_grad)]
-        self._asleep = [one for one in self._asleep if not one.requires_grad]
-        if isinstance(self._steps, ServerSteps):
-            self._steps.give_way("the script trains parameters that no optimizer has")
-        if isinstance(self._steps, AverageSteps):
+    def _average(self, what: Averaged) -> None:
+        changes = len(what.orphans) != len(self._averaged.orphans)
+        self._averaged = what
+        if changes and isinstance(self._steps, AverageSteps):
             self._steps.share_anew()
 
     def model_called(self, model: int, is_fed: bool, syncs: bool) -> None:
@@ -308,8 +298,10 @@ class WrappedOptimizer(Optimizer):
         has_passed = isinstance(self._steps, AverageSteps) and self._steps.has_passed
         if has_passed and isinstance(self, NoOptimizer):
             self.step()  # which nobody else does
-        if any(one.requires_grad for one in self._asleep):
-            self._wake()
+        if any(one.requires_grad for one in self._averaged.asleep):
+            self._average(self._averaged.awake())
+            if isinstance(self._steps, ServerSteps):
+                self._steps.give_way("the script trains parameters that no optimizer has")
         if self._passes.called(model, is_fed, syncs):
             self._steps.adds_up()
 
@@ -474,7 +466,7 @@ class _Attached:
             models = _models(optimizer, parameters)
             if all(any(one() is optimizer for one in self._of[model]) for model in models):
                 assert isinstance(optimizer, WrappedOptimizer)
-                taken |= optimizer.without(taken)
+                taken |= optimizer.leave(taken)
             else:  # or the script has wrapped its model once more
                 new.append(optimizer)
         for optimizer in new:
@@ -486,7 +478,7 @@ class _Attached:
         for reference in self._made:
             other = reference()
             if isinstance(other, WrappedOptimizer) and other is not optimizer:
-                other.without(added)
+                other.leave(added)
 
     def _leave(self, optimizer: torch.optim.Optimizer) -> None:
         """No model has this optimizer any more."""
@@ -502,17 +494,11 @@ class _Attached:
         models = _models(optimizer, parameters)
         for model in models:
             push_owed_of(model.module)
-        averaged = set().union(*(parameters[model] for model in models))
-        own = [one for one in parameters_of(optimizer) if id(one) not in averaged]
-        vars(optimizer)["_bare"] = own
         every = [one for model in models for one in model.own_parameters]
         trained = {id(one) for model in models for one in model.reducer.arguments[0]}
-        left = [one for one in every if id(one) not in taken]
-        vars(optimizer)["_orphans"] = [one for one in left if one.requires_grad]
-        vars(optimizer)["_asleep"] = [
-            one for one in left if not one.requires_grad and id(one) in trained
-        ]
-        taken.update(map(id, left))
+        averaged = Averaged.of(optimizer, every, trained, taken)
+        vars(optimizer)["_averaged"] = averaged
+        taken.update(map(id, every))
         # As torch's, which asks once whether there are any.
         gives = any(model.broadcast_buffers and model.modules_buffers for model in models)
         buffers = IN_FORWARD if gives else LEFT
@@ -530,7 +516,7 @@ class _Attached:
             attached._steps.passes = attached._passes
         for model in models:
             self._of[model].append((lambda: attached) if is_ours else ref(attached))
-        bare = [one for one in own if one.requires_grad]
+        bare = [one for one in averaged.bare if one.requires_grad]
         if bare and not isinstance(attached._steps, AverageSteps):
             _log.warning(
                 "%s has %d parameters that no DistributedDataParallel has, such as one of shape %s:"

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.averaged import averaged
 from p3kv.frontends.torch.optimizers.optimizer_settings import BY_ROWS, class_of
-from p3kv.frontends.torch.steps import averaged, parameters_of
+from p3kv.frontends.torch.steps import parameters_of
 from p3kv.frontends.torch.tensors import array_of
 from p3kv.frontends.torch.values.bucket import Bucket, Gathered, Weight
 from p3kv.frontends.torch.values.compiled import own_name

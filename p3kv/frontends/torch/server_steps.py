@@ -335,7 +335,7 @@ class ServerSteps(CommonSteps):
         now = {*map(id, parameters_of(self._optimizer))}
         fewer = [one for at, one in self._parameters.items() if at not in now]
         attached: Any = self._optimizer
-        attached._orphans = [*attached._orphans, *fewer]
+        attached._averaged = attached._averaged.with_orphans(fewer)
 
     def collective_gets(self, tensors: Iterable[Any]) -> None:
         """A collective of the script's may write to tensors, perhaps to memory of weights."""

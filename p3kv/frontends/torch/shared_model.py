@@ -12,6 +12,7 @@ import torch
 
 from p3kv.common.words import some_of
 from p3kv.errors import NotSupportedError, P3Error
+from p3kv.frontends.torch.averaged import averaged
 from p3kv.frontends.torch.buffer_places import (
     AVERAGE,
     BROADCAST,
@@ -35,7 +36,7 @@ from p3kv.frontends.torch.refusals import (
     warn_of_replaced,
 )
 from p3kv.frontends.torch.rows import LAYOUT, RowsBucket, RowSums, counted
-from p3kv.frontends.torch.steps import Steps, averaged, parameters_of
+from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.table import Table
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
 from p3kv.frontends.torch.values.asleep import settle_all

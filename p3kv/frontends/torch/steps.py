@@ -258,15 +258,6 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> List[torch.nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def averaged(optimizer: torch.optim.Optimizer) -> List[torch.nn.Parameter]:
-    """The parameters whose gradients are to be the means of all workers': an optimizer's, but those
-    that its models do not average, and those that they have and no optimizer."""
-    own, bare = parameters_of(optimizer), {*map(id, getattr(optimizer, "_bare", ()))}
-    known = {*map(id, own)}
-    more = [one for one in getattr(optimizer, "_orphans", ()) if id(one) not in known]
-    return [one for one in own if id(one) not in bare] + more
-
-
 def own_step(optimizer: torch.optim.Optimizer, closure: Optional[Callable[[], Any]]) -> Any:
     """Makes a step as the script's optimizer does, without the hooks that run around p3kv's."""
     step = class_of(optimizer).step
