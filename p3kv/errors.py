@@ -15,8 +15,9 @@ _FRAME = re.compile(rf"\s|\[bt\]|{_STACK_TRACE.pattern}")
 """How the lines of a stack trace begin, in Python and in MXNet's C++."""
 
 
-class P3Error(RuntimeError):
-    """Base of all errors of p3kv."""
+class P3Error(Exception):
+    """Base of all errors of p3kv. None is a RuntimeError: scripts that run out of memory catch
+    those and go on, and would do so without the job."""
 
     role: Optional[str] = None
     """Role of the process that ended the job; None where the error is this process's own."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
+import math
 import os
 import signal
 import socket
@@ -32,6 +34,9 @@ _BACKLOG = 1024
 _OTHER_FIRST_S = 1.0
 """mpirun and srun end all others with the exit code of the rank that ends first: let it be the one
 that failed."""
+_END_TOGETHER_S = 5.0
+"""Workers whose scripts end at about the same time keep what they have connected until then."""
+_LOOK_EVERY_S = 0.05
 _FOR_THE_SCRIPT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """torchrun and srun send them to all processes of a rank."""
 
@@ -95,10 +100,26 @@ def wait(processes: List[subprocess.Popen], not_let_in: bool, fails_for_another:
         for process in processes:
             if not_let_in:
                 process.kill()
-        for process in processes:
-            process.wait()
+        until = time.monotonic() + _END_TOGETHER_S
+        while any(process.poll() is None for process in processes):
+            if time.monotonic() > until:
+                _hang_up()
+                until = math.inf
+            time.sleep(_LOOK_EVERY_S)
         if fails_for_another:
             time.sleep(_OTHER_FIRST_S)
+
+
+def _hang_up() -> None:
+    """Ends what the script's libraries have connected, as gloo and NCCL, and what Python knows
+    nothing of. The end of the process would, for which others may wait in a collective."""
+    gc.unfreeze()
+    pythons = {one.fileno() for one in gc.get_objects() if issubclass(type(one), socket.socket)}
+    for fd in {*map(int, os.listdir("/proc/self/fd"))} - pythons:
+        # Not a socket, or not a connected one.
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
+            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername():
+                one.shutdown(socket.SHUT_RDWR)
 
 
 def _listener(launch: Launch) -> socket.socket:

@@ -192,8 +192,8 @@ class FirstContact:
         """Line to log while the scheduler may still answer."""
         if self._connected:
             seen = (
-                "what listens there says nothing that a scheduler says; is it still starting, or "
-                "is the port another's?"
+                "what listens there has not answered yet: the scheduler starts, or its host is "
+                "busy, or it is another program's port"
             )
         else:
             seen = "nothing listens there yet; is the scheduler started, and is this its address?"

@@ -27,6 +27,7 @@ _decided_in = 0
 _look_again: Callable[[], None] = lambda: None  # noqa: E731
 """Function that has this process take the place that its environment gives it by now."""
 _means_it = False
+_tells_at_end = True
 _exit_reason = ""
 """Why the script has failed, if it ends by `sys.exit`."""
 _raised = False
@@ -147,6 +148,12 @@ def means_it() -> None:
     _means_it = True
 
 
+def shares_what_is_wrapped() -> None:
+    """The script may share nothing, as one that evaluates; who steps an optimizer is told then."""
+    global _tells_at_end
+    _tells_at_end = False
+
+
 def trains_alone(how: str) -> None:
     """Warns, once, that this worker of a job shares nothing with the others: `how` says why. Does
     not warn if the process has the p3 store as well: then the other store is intended."""
@@ -203,7 +210,7 @@ def leave() -> None:
     it, as where it reads no weights after its last step, the process says so and ends with 1."""
     assert _worker is not None
     script_failed = give_up_if_script_failed()
-    if not script_failed and _worker.usable:
+    if not script_failed and _worker.usable and _tells_at_end:
         trains_alone("or has not trained, since its script has never used p3kv")
     failure = _worker.close()
     if failure is not None and not script_failed and not _raised:

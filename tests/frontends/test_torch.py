@@ -38,7 +38,6 @@ def weights(first: Path, second: Path) -> JobResult:
 @pytest.mark.parametrize(
     ("name", "workers", "servers"),
     [
-        ("SGD", 3, 2),
         ("Adafactor", 2, 3),
         *(
             pytest.param(*one, marks=pytest.mark.long)
@@ -137,12 +136,6 @@ def test_servers_update_slices_rows_and_whole_tensors_bit_for_bit_as_torch_does(
     assert "right: ASGD, Adadelta, " in result.output, result.output
 
 
-def test_muon_updates_matrices_beside_an_optimizer_of_the_other_parameters() -> None:
-    result = job("torch_muon.py", servers=3, P3KV_SLICE_SIZE=300)
-    assert result.code == 0, result.output
-    assert result.output.count("right with Muon") == 2, result.output
-
-
 def test_momentum_that_a_codec_applies_is_applied_once() -> None:
     """`dgc` that sends all elements has the numbers of SGD with momentum and weight decay."""
     result = job("torch_dgc.py", P3KV_SLICE_SIZE=300, P3KV_GRADIENT_CODEC="dgc:share=1.0")
@@ -172,11 +165,14 @@ def test_torchrun_starts_a_job(tmp_path: Path) -> None:
     assert result.output.count("right with SGD") == 2, result.output
 
 
-def test_whoever_reads_a_weight_waits_for_its_new_value() -> None:
-    result = job("torch_late.py")
+def test_whoever_reads_a_weight_waits_for_it_and_whoever_changes_a_gradient_is_noticed() -> None:
+    """A gradient that has left is changed by nobody unnoticed, through `data`, NumPy or an address
+    either; reading it changes nothing."""
+    result = job("in_turn.py", "torch_late.py", ",", "torch_gradients.py")
     assert result.code == 0, result.output
     assert result.output.count("all reads wait") == 2, result.output
     assert result.output.count("values are written early") == 2, result.output
+    assert result.output.count("no gradient changes unnoticed") == 2, result.output
 
 
 def test_wrong_uses_are_refused_with_what_to_do() -> None:
@@ -209,49 +205,50 @@ def test_workers_that_step_other_optimizers_and_make_none_of_p3kv_s_are_told_ear
     assert early in before and late in after, result.output
 
 
-def test_gradients_that_have_left_are_changed_by_nobody_unnoticed() -> None:
-    """Not through `data`, NumPy or an address either; reading them changes nothing."""
-    result = job("torch_gradients.py", servers=1)
-    assert result.code == 0, result.output
-    assert result.output.count("no gradient changes unnoticed") == 2, result.output
-
-
 def test_threads_that_meet_lose_no_value_no_push_and_no_norm() -> None:
     result = job("torch_races.py", workers=1, servers=1)
     assert result.code == 0 and "threads meet and nothing is lost" in result.output, result.output
 
 
-def test_steps_are_clipped_by_the_norm_of_the_mean_gradient() -> None:
+def test_steps_are_clipped_by_the_norm_of_the_mean_gradient(tmp_path: Path) -> None:
     """Where some layers are used in some steps only, gradients add up, some steps are not clipped,
-    and norms are read at once or long after."""
-    result = job("torch_clipped.py", workers=3, servers=2, P3KV_SLICE_SIZE=300)
+    and norms are read at once or long after. And SGD without clipping, on as many workers."""
+    result = job(
+        "in_turn.py", "torch_clipped.py", ",", "torch_exact.py", "SGD", tmp_path / "w.pt",
+        workers=3, P3KV_SLICE_SIZE=300,
+    )  # fmt: skip
     assert result.code == 0, result.output
     assert result.output.count("clipped as one process") == 3, result.output
+    assert result.output.count("right with SGD") == 3, result.output
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("AdamW", 0.02, "servers"),
-        ("AdamW", 0.02, "workers"),
-        *(
-            pytest.param((name, "inf", "servers"), marks=pytest.mark.long)
-            for name in ("Adagrad", "Adafactor")
-        ),
-    ],
-)
-def test_a_step_that_any_worker_finds_bad_changes_nothing_on_all(arguments: Tuple[Any]) -> None:
+def test_a_step_that_any_worker_finds_bad_changes_nothing_on_all() -> None:
     """Also with nan, gradients that lack, an exception in `backward`, and beside clipping: weights,
-    states and counts of steps are those of one process that leaves such steps out."""
-    result = job("torch_skipped.py", *arguments, P3KV_SLICE_SIZE=300)
+    states and counts of steps are those of one process that leaves such steps out, whoever updates.
+    So it is with a scaler of losses. And Muon's steps are those of one process."""
+    skipped = "torch_skipped.py", "AdamW", 0.02
+    result = job(
+        "in_turn.py", *skipped, "servers", ",", *skipped, "workers", ",", "torch_scaled.py", 0.02,
+        ",", "torch_muon.py", P3KV_SLICE_SIZE=300,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count("skipped as one process") == 2 * 2, result.output
+    assert result.output.count("scaled as one process") == 2, result.output
+    assert result.output.count("right with Muon") == 2, result.output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["Adagrad", "Adafactor"])
+def test_a_step_that_any_worker_finds_bad_changes_no_state_of(name: str) -> None:
+    result = job("torch_skipped.py", name, "inf", "servers", P3KV_SLICE_SIZE=300)
     assert result.code == 0, result.output
     assert result.output.count("skipped as one process") == 2, result.output
 
 
-@pytest.mark.parametrize("max_norm", [pytest.param("inf", marks=pytest.mark.long), 0.02])
-def test_a_scaler_of_losses_is_as_in_one_process(max_norm: Any) -> None:
+@pytest.mark.long
+def test_a_scaler_of_losses_is_as_in_one_process() -> None:
     """Bit for bit where steps are not clipped; gradients leave during `backward`."""
-    result = job("torch_scaled.py", max_norm, P3KV_SLICE_SIZE=300)
+    result = job("torch_scaled.py", "inf", P3KV_SLICE_SIZE=300)
     assert result.code == 0, result.output
     assert result.output.count("scaled as one process") == 2, result.output
 

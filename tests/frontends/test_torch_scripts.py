@@ -21,17 +21,12 @@ pytestmark = pytest.mark.skipif(
 def test_a_script_s_habits_give_the_numbers_of_one_process_or_are_refused() -> None:
     """Weights that it writes, freezes and thaws; strides that differ between workers; activations
     that are computed again; functions of its own; evaluations and averages in mid-training; several
-    losses; loaders that fork."""
-    result = job("torch_habits.py")
+    losses; loaders that fork. And all workers have all of worker 0's model: parameters that no
+    optimizer has, of all dtypes; buffers of two optimizers, or that are replaced, expanded, or
+    weights by another name; copies right after a step."""
+    result = job("in_turn.py", "torch_habits.py", ",", "torch_whole_model.py")
     assert result.code == 0, result.output
     assert result.output.count("right: loaders_fork") == 2, result.output
-
-
-def test_all_workers_have_all_of_worker_0_s_model() -> None:
-    """Parameters that no optimizer has, of all dtypes; buffers of two optimizers, buffers that are
-    replaced, expanded, or weights by another name; copies right after a step."""
-    result = job("torch_whole_model.py")
-    assert result.code == 0, result.output
     assert result.output.count("right: what_can_t_be_shared_is_refused") == 2, result.output
 
 

@@ -17,16 +17,12 @@ from tests.torch_environment import NEEDS_TORCH, PYTHON
 pytestmark = NEEDS_TORCH
 
 
-def passes(said: str, script: str, *arguments: object, workers: int = 3, **env: Any) -> JobResult:
-    """Each worker of a job comes to its end, and says so."""
-    result = job(script, *arguments, workers=workers, **env)
+def passes(said: str, *arguments: object, times: int = 1, **env: Any) -> JobResult:
+    """Each of a job's three workers comes to its end, and says so."""
+    result = job(*arguments, workers=3, **env)
     assert result.code == 0, result.output
-    assert result.output.count(said) == workers, result.output
+    assert result.output.count(said) == 3 * times, result.output
     return result
-
-
-def test_all_workers_have_the_same_sum_of_a_number() -> None:
-    passes("has the sums", "torch_sums.py")
 
 
 def test_a_process_alone_has_its_own_number() -> None:
@@ -37,15 +33,21 @@ def test_a_process_alone_has_its_own_number() -> None:
 IN_ORDER = {"P3KV_SLICE_SIZE": 300, "P3KV_DETERMINISTIC": 1}
 
 
-def test_the_mean_is_weighted_by_samples_bit_for_bit_as_one_process_does() -> None:
-    """In buckets, slices and sparse rows; also where a worker weighs nothing, or none does."""
-    passes("is right by weights", "torch_weighed.py", "exact", **IN_ORDER)
+def test_means_are_weighted_by_samples_bit_for_bit_as_one_process_does() -> None:
+    """In buckets, slices and sparse rows; also where a worker weighs nothing, or none does; where
+    servers update, and where the first step shows that workers are to. Steps are clipped by that
+    mean's norm; and all workers have the same sum of a number."""
+    weighed = "torch_weighed.py"
+    result = passes(
+        "is right by weights", "in_turn.py", weighed, "exact", ",", weighed, "exact", "used", ",",
+        weighed, 1e-5, "clipped", ",", "torch_sums.py", times=3, **IN_ORDER,
+    )  # fmt: skip
+    assert result.output.count("has the sums") == 3, result.output
 
 
-@pytest.mark.parametrize("how", ["used", pytest.param("workers", marks=pytest.mark.long)])
-def test_means_that_come_back_are_weighted_bit_for_bit(how: str) -> None:
-    """Also where the first step shows that workers are to update."""
-    passes("is right by weights", "torch_weighed.py", "exact", how, **IN_ORDER)
+@pytest.mark.long  # where the first step shows it nearly shows it
+def test_means_that_come_back_are_weighted_bit_for_bit() -> None:
+    passes("is right by weights", "torch_weighed.py", "exact", "workers", **IN_ORDER)
 
 
 def test_the_sums_of_a_host_are_weighted() -> None:
@@ -55,11 +57,8 @@ def test_the_sums_of_a_host_are_weighted() -> None:
     )  # fmt: skip
 
 
-def test_steps_are_clipped_by_the_norm_of_the_weighted_mean() -> None:
-    passes("is right by weights", "torch_weighed.py", 1e-5, "clipped", P3KV_SLICE_SIZE=300)
-
-
-@pytest.mark.parametrize("codec", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
+@pytest.mark.long  # weighted means and codecs are shown each
+@pytest.mark.parametrize("codec", ["bfloat16", "float16"])
 def test_what_a_codec_rounds_is_weighted(codec: str) -> None:
     passes("is right by weights", "torch_weighed.py", 0.05, P3KV_GRADIENT_CODEC=codec)
 
@@ -72,20 +71,21 @@ def test_an_absent_worker_is_in_the_sums_of_its_host() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("how", "servers"),
-    [
-        ("all", 2),
-        ("samples", 2),
-        ("scaled", 2),
-        *(pytest.param(*one, marks=pytest.mark.long) for one in (("present", 1), ("clipped", 2))),
-    ],
-)
-def test_a_worker_without_batches_is_absent_until_all_have_none(how: str, servers: int) -> None:
+def test_a_worker_without_batches_is_absent_until_all_have_none() -> None:
     """Also worker 0, and in an epoch of which a worker has no batch; of two optimizers at once. A
     rate that changes while worker 0 is absent does not count, and is told."""
-    result = passes("is right with", "torch_joined.py", how, servers=servers, P3KV_SLICE_SIZE=30)
-    assert result.output.count("worker 0, whose learning rates count") == (how == "all")  # of both
+    joined = "torch_joined.py"
+    result = passes(
+        "is right with", "in_turn.py", joined, "all", ",", joined, "samples", ",", joined, "scaled",
+        times=3, P3KV_SLICE_SIZE=30,
+    )  # fmt: skip
+    assert result.output.count("worker 0, whose learning rates count") == 1  # of both, by "all"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("how", "servers"), [("present", 1), ("clipped", 2)])
+def test_a_worker_without_batches_is_absent_also_where(how: str, servers: int) -> None:
+    passes("is right with", "torch_joined.py", how, servers=servers, P3KV_SLICE_SIZE=30)
 
 
 def test_a_job_that_allows_no_epochs_of_different_lengths_ends_with_the_shorter_one() -> None:

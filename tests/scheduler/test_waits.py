@@ -228,7 +228,7 @@ def torch_job(case: str) -> JobResult:
             "net(torch.ones(1, 4)).sum().backward()",
             marks=pytest.mark.long,
         ),
-        ("second", "to make p3kv.torch.Optimizer", "opt.step()"),
+        ("second", "to share the model", "opt.step()"),
     ],
 )
 def test_a_call_that_one_worker_alone_makes_ends_the_job(

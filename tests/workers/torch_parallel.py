@@ -120,6 +120,31 @@ def optimizers_are_found() -> None:
         assert all(isinstance(one, p3kv.torch.Optimizer) for one in made)
 
 
+def what_only_p3kv_has_is_there_before_the_first_pass() -> None:
+    model = small()
+    made = sgd(model)
+    try:
+        made.weigh(3)
+    except AttributeError as error:
+        assert "p3kv has it once a model with its parameters is in Dist" in str(error), error
+    else:
+        raise AssertionError("which model?")
+    wrapped = DDP(model)
+    assert made.sum(dist.get_rank() + 1) == 3 and made.num_workers == WORKERS
+    twin = copy.deepcopy(model)
+    alone = sgd(twin)
+    for step in range(3):
+        made.zero_grad()
+        made.weigh(1 + 2 * dist.get_rank())
+        loss_of(wrapped, batch(step, dist.get_rank())).backward()
+        made.step()
+        alone.zero_grad()
+        for rank in range(WORKERS):
+            (loss_of(twin, batch(step, rank)) * (1 + 2 * rank) / 4).backward()
+        alone.step()
+    same(model, twin)
+
+
 def gradients_of_no_optimizer_are_means() -> None:
     """A script may use them, as where it clips by the norm of the whole model's gradients."""
     wrapped = DDP(small())
@@ -317,6 +342,10 @@ def a_compiled_wrapper_trains() -> None:
     for step in range(4):
         made.zero_grad()
         alone.zero_grad()
+        if step % 2:
+            with wrapped.no_sync():
+                loss_of(compiled, batch(10 + step, dist.get_rank())).backward()
+            mean_of(twin, 10 + step)
         loss_of(compiled, batch(step, dist.get_rank())).backward()
         mean_of(twin, step)
         made.step()
@@ -1092,6 +1121,13 @@ def what_it_can_t_train_is_refused() -> None:
     fully_shard(sharded)
     refused("a parameter is a DTensor", sgd, sharded)
     refused("a parameter is a DTensor", DDP, sharded)
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    refused(
+        "a parameter is a FlatParameter",
+        lambda: sgd(FullyShardedDataParallel(small(), device_id=torch.device("cpu"))),
+    )
+    refused("is inside of another one", lambda: DDP(DDP(small())))
     refused("Do it before the model is first called", first.register_comm_hook, None, twice)
     late = DDP(small())
     made = sgd(late)
@@ -1153,6 +1189,7 @@ def workers_update_by_the_setting() -> None:
 CHECKS: List[Callable[[], None]] = [
     a_wrapper_is_torch_s,
     optimizers_are_found,
+    what_only_p3kv_has_is_there_before_the_first_pass,
     gradients_of_no_optimizer_are_means,
     models_are_wrapped_again,
     passes_add_up_as_the_script_says,

@@ -878,6 +878,59 @@ def hooks_of_dropped_steps(it: Training) -> None:
     it.tell_weights(wrapped)
 
 
+class Raises(nn.Module):
+    """After its statistics have changed, where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.raises = net(), False
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        found = self.inner(data)
+        if self.raises:
+            raise RuntimeError("out of memory")
+        return found
+
+
+def forward_passes_raise(it: Training) -> None:
+    """On all ranks, which catch it: in `no_sync` and not, before passes in `no_sync` and not."""
+    model = Raises()
+    wrapped = DistributedDataParallel(model)
+    made = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    numbers = torch.Generator().manual_seed(it.rank)
+    for how in ["s", "s", "n!", "n", "s", "s", "n", "s!", "n", "s", "s!", "n", "s"]:
+        data = torch.randn(8, 10, generator=numbers) + it.rank
+        model.raises = "!" in how
+        try:
+            with wrapped.no_sync() if "n" in how else nullcontext():
+                wrapped(data).square().mean().backward()
+        except RuntimeError as error:
+            assert "out of memory" in str(error)
+        it.tell_weights(wrapped)
+        if how == "n":
+            it.tell(sum(float(one.grad.abs().sum()) for one in wrapped.parameters()))
+        if how == "s":
+            made.step()
+            made.zero_grad()
+    it.tell_weights(wrapped)
+
+
+def scaler_in_double_precision(it: Training) -> None:
+    torch.set_default_dtype(torch.float64)
+    wrapped = DistributedDataParallel(net().float())
+    made = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
+    for data, labels in it.batches():
+        made.zero_grad()
+        loss = loss_of(wrapped(data.float()), labels)
+        scaler.scale(loss).backward()
+        scaler.step(made)
+        scaler.update()
+        it.tell(loss.item())
+    it.tell_weights(wrapped)
+    torch.set_default_dtype(torch.float32)
+
+
 def epochs_after_local_steps(it: Training) -> None:
     """Each rank's weights are its own when an epoch begins in which one rank has fewer batches."""
     wrapped = DistributedDataParallel(nn.Linear(10, 5))
@@ -970,6 +1023,8 @@ HABITS: List[Callable[[Training], None]] = [
     epochs_after_local_steps,
     groups_after_local_steps,
     passes_after_the_last_step,
+    forward_passes_raise,
+    scaler_in_double_precision,
 ]
 CHOSEN: Dict[str, Callable[[Training], None]] = {
     one.__name__: one for one in [*HABITS, buffers_differ]

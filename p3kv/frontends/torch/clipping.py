@@ -327,7 +327,9 @@ class LateOverflow(Late):
 
     def __init__(self, on_early: Optional[Callable[[], object]] = None) -> None:
         """`on_early()` may say it when the script asks before the step has ended."""
-        super().__init__(torch.zeros((), device="cpu"), "whether gradients have overflowed")
+        super().__init__(
+            torch.zeros((), dtype=torch.float32, device="cpu"), "whether gradients have overflowed"
+        )
         self._on_early = on_early
 
     def _is_early(self) -> None:

@@ -30,15 +30,13 @@ from p3kv.frontends.torch.joining import is_open
 from p3kv.frontends.torch.optimizer import Optimizer
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.passes import Passes, tell_of_passes
-from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS, WORKERS
+from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS, WORKERS, is_p3kv_s
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import parameters_of
 from p3kv.worker import this_process
 
 _log = logging.getLogger("p3kv")
 
-_SHARDS = {"DTensor", "FlatParameter"}
-"""Names of torch's classes of parameters of which each worker has a part."""
 _CODECS = {
     "allreduce_hook": None, "fp16_compress_hook": "float16", "bf16_compress_hook": "bfloat16",
 }  # fmt: skip
@@ -63,6 +61,8 @@ class DistributedDataParallel(TorchParallel):
     """Whether p3kv trains the model; each object has its own."""
     _awaits_backward = False
     """Whether it was called with gradients, and nobody has said that `backward` is next."""
+    _had: Optional[bool] = None
+    """Whether buffers were to be rank 0's when the call under way began; None where none is."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         inputs, named = self._pre_forward(*inputs, **named)
@@ -84,7 +84,9 @@ class DistributedDataParallel(TorchParallel):
             inputs, named = moved[0], moved_named[0]
         return inputs, named
 
+    @torch._disable_dynamo
     def _post_forward(self, output: Any) -> Any:
+        self._had = None
         if torch.is_grad_enabled() and not self.require_backward_grad_sync:
             # Set in the forward pass, as by Lightning's manual optimization.
             self.require_forward_param_sync = False
@@ -98,7 +100,7 @@ class DistributedDataParallel(TorchParallel):
         `forward`, as mmcv's with `train_step`; it tells the reducer alone."""
         if not self._awaits_backward:
             self._called((), {}, begins=False)
-        self._awaits_backward = False
+        self._awaits_backward, self._had = False, None
 
     @torch._disable_dynamo
     def _called(self, inputs: Any, named: Any, begins: bool = True) -> None:
@@ -106,6 +108,9 @@ class DistributedDataParallel(TorchParallel):
         made already."""
         has_gradients, syncs = torch.is_grad_enabled(), self.require_backward_grad_sync
         self._awaits_backward = has_gradients
+        if self._had is not None:
+            self._forget_call(self._had)
+        self._had = self.require_forward_param_sync if begins else None
         attached = _ATTACHED.of(self) if has_gradients else _ATTACHED.found(self)
         if attached and has_gradients:
             is_fed = any(
@@ -133,6 +138,15 @@ class DistributedDataParallel(TorchParallel):
             self._sync_buffers()
         if attached or not may_train:
             self.require_forward_param_sync = has_gradients and syncs
+
+    def _forget_call(self, had: bool) -> None:
+        """The forward pass before this one has raised. torch tells its reducer when one has ended,
+        so all is as before it."""
+        self.require_forward_param_sync = had
+        for optimizer in _ATTACHED.found(self):
+            optimizer._passes.forget_call(id(self))
+            for one in optimizer.buffers:
+                (one.owe if had else one.owe_not)(id(self))
 
     def _sync_other_buffers(self) -> None:
         """Has torch give all ranks rank 0's buffers, which are others than when the model was first
@@ -202,6 +216,11 @@ class DistributedDataParallel(TorchParallel):
         """torch's makes the reducer, which averages gradients."""
         self.reducer, self.logger = _Reducer(self, arguments, named), None
         ranks, every = self.process_group.size(), distributed.get_world_size()
+        if any(is_p3kv_s(one) for one in self.module.modules()):
+            raise NotSupportedError(
+                "a DistributedDataParallel is inside of another one, and p3kv trains what the inner"
+                " one has: leave one of both out"
+            )
         if self.mixed_precision is not None:
             self.be_torch_s("mixed_precision= needs torch's reducer (torch.autocast does not)")
         elif ranks < every:
@@ -276,7 +295,8 @@ class WrappedOptimizer(Optimizer):
         super()._step_ends()
         self._passes.step_ends()
         if self._passes.steps == 1:
-            _log.info("trained by p3kv: %s, %s update", type(self).__name__, self.updates)
+            called = self.called if isinstance(self, NoOptimizer) else type(self).__name__
+            _log.info("trained by p3kv: %s, %s update", called, self.updates)
 
     def _group_added(self) -> None:
         _ATTACHED.give({*map(id, self.param_groups[-1]["params"])}, self)
@@ -342,6 +362,9 @@ class WrappedOptimizer(Optimizer):
 
 class NoOptimizer(torch.optim.Optimizer):
     """For a model whose parameters none of `torch.optim` has: its gradients are means."""
+
+    called: str
+    """The name of what steps them."""
 
     def step(self, closure: Any = None) -> None: ...
 
@@ -422,9 +445,16 @@ class _Attached:
                 own = {id(one): one for one in model.own_parameters}
                 if any(one.grad is not None for one in own.values()):
                     ours = NoOptimizer(own.values(), {})
+                    ours.called = self._name_of_others({*own})
                     made = self._attach_one(ours, self._parameters(), {*own})
                     if isinstance(made._steps, AverageSteps):
                         made._steps.exchange_now()
+
+    def _name_of_others(self, own: Set[int]) -> str:
+        """The names of the optimizers that step some of these parameters by themselves."""
+        made = [optimizer for one in self._made if (optimizer := one()) is not None]
+        names = {type(one).__name__ for one in made if own & {*map(id, parameters_of(one))}}
+        return ", ".join(sorted(names - {"NoOptimizer"})) or "an optimizer that is none of torch's"
 
     def attach(self) -> None:
         """Attaches p3kv to the newest optimizer of each parameter."""
@@ -606,6 +636,8 @@ def take_over() -> None:
         if issubclass(type(one), torch.optim.Optimizer):
             _ATTACHED.note(one)
     register_optimizer_step_pre_hook(_refuse_unattached)
+    torch.optim.Optimizer.__getattr__ = _attach_for
+    this_process.shares_what_is_wrapped()
     apply = torch.nn.Module._apply
 
     @functools.wraps(apply)
@@ -688,6 +720,19 @@ def _attach_in_steps_of(kind: Type[torch.optim.Optimizer]) -> None:
     kind.step = made
 
 
+def _attach_for(optimizer: torch.optim.Optimizer, name: str) -> Any:
+    """What only `p3kv.torch.Optimizer` has: p3kv is attached for it, before a model is called."""
+    is_p3kv_s = not name.startswith("_") and hasattr(Optimizer, name)
+    if is_p3kv_s and not isinstance(optimizer, Optimizer):
+        _ATTACHED.attach()
+        if isinstance(optimizer, Optimizer):
+            return getattr(optimizer, name)
+    why = ""
+    if is_p3kv_s:
+        why = ": p3kv has it once a model with its parameters is in DistributedDataParallel"
+    raise AttributeError(f"'{type(optimizer).__name__}' object has no attribute '{name}'{why}")
+
+
 def _new_parallel(kind: Type[TorchParallel], *arguments: Any, **named: Any) -> TorchParallel:
     """A DistributedDataParallel, or one of the script's subclass, that p3kv trains."""
     module = named.get("module", *arguments[:1])
@@ -710,11 +755,12 @@ def _by_maker(ours: Callable[..., Any], torch_s: Callable[..., Any]) -> Callable
 
 def _refuse_shards(parameters: Iterable[torch.Tensor]) -> None:
     for parameter in parameters:
-        found = _SHARDS.intersection(kind.__name__ for kind in type(parameter).__mro__)
-        if found:
+        is_flat = getattr(parameter, "_is_flat_param", False)  # by which torch knows its own
+        if is_flat or any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
             raise NotSupportedError(
-                f"a parameter is a {min(found)}, of which each worker has a part (FSDP, tensor "
-                "parallelism), and p3kv trains whole ones: run this script without p3kv.torch.ddp"
+                f"a parameter is a {'FlatParameter' if is_flat else 'DTensor'}, of which each "
+                "worker has a part (FSDP, tensor parallelism), and p3kv trains whole ones: run "
+                "this script without p3kv.torch.ddp"
             )
 
 

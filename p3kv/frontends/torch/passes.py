@@ -55,12 +55,15 @@ class Passes:
         """Whether all passes of a kind were the last before a step."""
         self.steps = 0
         """How many there were."""
+        self._before: Tuple[Any, ...] = ()
+        """A model, and what was known before its call."""
         _all.add(self)
 
     def called(self, model: int, is_fed: bool, syncs: bool) -> bool:
         """A model is called, for a backward pass to come. `is_fed`: its input comes from something
         that is trained. `syncs`: the call is in no `no_sync`. Returns whether gradients of the pass
         may add up with others."""
+        self._before = model, self._known()
         if self._has_begun:
             self._has_begun = self._has_ended = False
             self._calls, self._come = {}, {}
@@ -72,6 +75,15 @@ class Passes:
         self._kind = frozenset((call, number > 1) for call, number in self._calls.items())
         self.leaves = self.syncs and (not self.steps or self._is_last.get(self._kind, False))
         return not self.leaves
+
+    def _known(self) -> Dict[str, Any]:
+        names = "_has_begun", "_has_ended", "_come", "syncs", "_kind", "leaves"
+        return {**{name: getattr(self, name) for name in names}, "_calls": dict(self._calls)}
+
+    def forget_call(self, model: int) -> None:
+        """The last call of a model has raised."""
+        if self._before[:1] == (model,):
+            vars(self).update(self._before[1])
 
     @property
     def is_awaited(self) -> bool:

@@ -108,7 +108,7 @@ def check_arguments(
             f"torch.optim.AdamW(model.parameters()), and not {_called(optimizer)}: {usage}"
         )
     for name, module in model.named_modules():
-        if _is_p3kv_s(module):
+        if is_p3kv_s(module):
             raise NotSupportedError(MADE_TWICE)
         kind = _parallel(module)
         if kind:
@@ -153,12 +153,12 @@ def _called(argument: Any) -> str:
 def _parallel(module: torch.nn.Module) -> str:
     """The name in `_DOES` of the class that makes a module parallel; empty if none does, or if that
     is p3kv's own."""
-    if _is_p3kv_s(module):
+    if is_p3kv_s(module):
         return ""
     return next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in _DOES), "")
 
 
-def _is_p3kv_s(module: torch.nn.Module) -> bool:
+def is_p3kv_s(module: torch.nn.Module) -> bool:
     """Whether it is a DistributedDataParallel that p3kv trains, and not a compiled module, which
     has the attributes of the one inside."""
     return bool(vars(module).get("is_p3kv_s", False))

@@ -162,7 +162,7 @@ class SharedModel:
             if isinstance(bucket, Table):
                 bucket.steps = steps
         self._own.has_optimizer(len(self.every), self._uses, same_names=True)
-        self.worker.barrier("to make p3kv.torch.Optimizer")
+        self.worker.barrier("to share the model")
         EARLY.start()
         self._devices.start()
         self._exchange_initial()
