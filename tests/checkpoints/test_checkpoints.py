@@ -186,7 +186,9 @@ def test_a_module_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
             "'other_beta', 'other_running_mean', 'other_running_var'",
             marks=pytest.mark.long,
         ),
-        ("module", "'norm_beta', 'norm_moving_mean', 'norm_moving_var'"),
+        pytest.param(
+            "module", "'norm_beta', 'norm_moving_mean', 'norm_moving_var'", marks=pytest.mark.long
+        ),
     ],
 )
 def test_what_no_gradient_changes_goes_on_as_worker_0_had_it_and_is_named_at_each_start(

@@ -239,11 +239,18 @@ def test_models_in_torch_s_wrapper_train_as_in_one_process() -> None:
     assert result.output.count("right: gradients_are_used_from_a_later_step_on") == 2
 
 
-def test_gradients_that_a_script_logs_late_are_those_of_torch_s_own() -> None:
+@pytest.mark.parametrize(
+    "hows",
+    [
+        ["plainly", "first unused"],
+        pytest.param(["clips", "adds first", "first parts"], marks=pytest.mark.long),
+    ],
+    ids="; ".join,
+)
+def test_gradients_that_a_script_logs_late_are_those_of_torch_s_own(hows: List[str]) -> None:
     """Norms and histograms before step and after it, of servers' means; also by one rank alone,
     while the others wait for it before they step, and in steps without some gradients."""
     script = SCRIPTS / "torch_logged.py"
-    hows = ["plainly", "clips", "adds first", "first unused", "first parts"]
     expected, found = losses(script, args=hows), losses(script, "-m", "p3kv.ddp", args=hows)
     for number, how in enumerate(hows):
         its = {at: loss for at, loss in expected.items() if at[1] // 10_000 == number}

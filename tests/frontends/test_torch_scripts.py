@@ -64,10 +64,10 @@ def test_reports_and_traces_tell_what_a_script_reads_and_whom_it_waits_for_from_
 @pytest.mark.parametrize(
     ("model", "optimizer", "workers", "servers"),
     [
-        ("channels_last", "SGD", 2, 2),
         *(
             pytest.param(*one, marks=pytest.mark.long)
             for one in [
+                ("channels_last", "SGD", 2, 2),
                 ("convolutions", "SGD", 4, 3),
                 ("convolutions", "AdamW", 3, 1),
                 ("channels_last", "AdamW", 3, 2),
@@ -110,9 +110,8 @@ def test_slices_and_servers_change_no_bit(tmp_path: Path, model: str) -> None:
     assert compared.code == 0, compared.output
 
 
-@pytest.mark.parametrize(
-    "rule", ["bulk_synchronous", pytest.param("delayed:staleness=1", marks=pytest.mark.long)]
-)
+@pytest.mark.long  # habits thaw weights, and codecs round others
+@pytest.mark.parametrize("rule", ["bulk_synchronous", "delayed:staleness=1"])
 def test_a_weight_that_was_frozen_trains_on_whatever_codecs_do(tmp_path: Path, rule: str) -> None:
     result = job(
         "torch_thawed.py", P3KV_VALUE_CODEC="float16", P3KV_CONSISTENCY=rule,
@@ -122,9 +121,8 @@ def test_a_weight_that_was_frozen_trains_on_whatever_codecs_do(tmp_path: Path, r
     assert result.output.count("trains on") == 2, result.output
 
 
-@pytest.mark.parametrize(
-    "how", ["broadcast", *(pytest.param(one, marks=pytest.mark.long) for one in ("average", "own"))]
-)
+@pytest.mark.long  # those that go on from a checkpoint are right, too
+@pytest.mark.parametrize("how", ["broadcast", "average", "own"])
 def test_buffers_are_those_that_the_script_chooses_whatever_codecs_do(
     tmp_path: Path, how: str
 ) -> None:

@@ -50,6 +50,7 @@ def test_means_that_come_back_are_weighted_bit_for_bit() -> None:
     passes("is right by weights", "torch_weighed.py", "exact", "workers", **IN_ORDER)
 
 
+@pytest.mark.long  # sums of hosts and weights are shown each
 def test_the_sums_of_a_host_are_weighted() -> None:
     passes(
         "is right by weights", "on_hosts.py", 2, "torch_weighed.py", "exact",

@@ -220,7 +220,7 @@ def torch_job(case: str) -> JobResult:
 @pytest.mark.parametrize(
     ("case", "call", "meanwhile"),
     [
-        ("load", "to load optimizer states", "opt.wait()"),
+        pytest.param("load", "to load optimizer states", "opt.wait()", marks=pytest.mark.long),
         pytest.param("sum", "to sum a number", "opt.wait()", marks=pytest.mark.long),
         pytest.param(
             "clip",
@@ -250,7 +250,9 @@ def test_a_call_that_one_worker_alone_makes_ends_the_job(
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("deeper", r"worker 0 has no '2\.weight' of shape \(3, 4\)"),
+        pytest.param(
+            "deeper", r"worker 0 has no '2\.weight' of shape \(3, 4\)", marks=pytest.mark.long
+        ),
         ("buffers", "workers disagree on buffers=: worker . has (own|broadcast), worker"),
     ],
 )

@@ -164,10 +164,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize(
     "inherited",
-    [
-        one if one in ("ranks", "server") else pytest.param(one, marks=pytest.mark.long)
-        for one in INHERITED
-    ],
+    [one if one == "ranks" else pytest.param(one, marks=pytest.mark.long) for one in INHERITED],
 )
 def test_commands_belong_to_no_job_whatever_they_inherit(inherited: str) -> None:
     env = environment(**INHERITED[inherited], P3KV_SECRET="", P3KV_RENDEZVOUS_TIMEOUT_S=20)

@@ -183,6 +183,7 @@ def test_a_script_with_two_stores_is_compared_without_dist_sync(tmp_path: Path) 
     assert list(rows(result.output)) == ["computing alone", "p3kv, FIFO", "p3kv"]
 
 
+@pytest.mark.long  # other scripts are compared
 def test_steps_count_in_which_a_worker_lacks_the_first_gradient(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -35,7 +35,9 @@ SLOW_SERVERS = {
 """A server takes 320 ms for both workers' gradients of 40,000 elements in each step."""
 FRONT_ENDS = [
     pytest.param(sys.executable, "tuned.py", id="MXNet"),
-    pytest.param(str(PYTHON), "torch_tuned.py", id="PyTorch", marks=NEEDS_TORCH),
+    pytest.param(
+        str(PYTHON), "torch_tuned.py", id="PyTorch", marks=[NEEDS_TORCH, pytest.mark.long]
+    ),
 ]
 
 

@@ -19,8 +19,8 @@ import mxnet as mx
 TRAININGS = ("sgd-servers", "sgd-workers", "adam-servers", "adam-workers")
 """Of each job: an optimizer, and who updates."""
 SHAPES = (
-    *((1, 1), (2, 3), (4, 2)),
-    *(pytest.param(shape, marks=pytest.mark.long) for shape in [(1, 2), (3, 1)]),
+    *((1, 1), (4, 2)),
+    *(pytest.param(shape, marks=pytest.mark.long) for shape in [(1, 2), (2, 3), (3, 1)]),
 )
 """Workers and servers: as many, fewer and more of either. Three workers train in order of ranks."""
 ORDERED = (*TRAININGS, "lamb-servers", "nadam-servers")

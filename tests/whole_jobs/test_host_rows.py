@@ -297,6 +297,7 @@ def test_weights_and_states_of_torch_are_those_of_one_process(tmp_path: Path) ->
     assert result.output.count("right with Adagrad") == 4, result.output
 
 
+@pytest.mark.long  # rows are summed likewise
 @NEEDS_TORCH
 def test_what_torch_users_do_with_rows_works_where_hosts_sum_them() -> None:
     """Clipping by the norm of dense gradients and rows, half precision, tables that one worker or
@@ -306,6 +307,7 @@ def test_what_torch_users_do_with_rows_works_where_hosts_sum_them() -> None:
     assert result.output.count("clipped") == result.output.count("refused") == 2, result.output
 
 
+@pytest.mark.long  # rows are summed likewise
 @NEEDS_TORCH
 def test_tables_that_servers_hold_are_those_of_torch_where_hosts_sum_rows() -> None:
     result = torch_job(

@@ -398,6 +398,12 @@ class _Attached:
     def add(self, model: DistributedDataParallel) -> None:
         """The script has wrapped a model. What gave its parameters means without an optimizer of
         the script's may be gone on other workers, by garbage collection, and so ends here."""
+        is_alone = model.process_group.size() == 1
+        if not is_alone and not this_process.is_worker() and config.trial() is None:
+            # A child of the script, which alone knows its rank. Servers start meanwhile.
+            store = distributed.distributed_c10d._get_default_store()
+            take_rank(distributed.get_rank(), distributed.get_world_size(), store)
+            this_process.joined()
         own = {*map(id, model.own_parameters)}
         for reference in [*self._made]:
             bare = reference()
@@ -560,10 +566,6 @@ class _Attached:
     def _trains_together(self, models: List[DistributedDataParallel]) -> bool:
         """Whether this process is a worker, with the others of its process group."""
         sizes = {model.process_group.size() for model in models}
-        if max(sizes) > 1 and not this_process.is_worker() and config.trial() is None:
-            # A child of the script, which alone knows its rank.
-            store = distributed.distributed_c10d._get_default_store()
-            take_rank(distributed.get_rank(), distributed.get_world_size(), store)
         if not this_process.joined():
             if config.trial() is not None:
                 return True
