@@ -115,7 +115,7 @@ def _hang_up() -> None:
     nothing of. The end of the process would, for which others may wait in a collective."""
     gc.unfreeze()
     pythons = {one.fileno() for one in gc.get_objects() if issubclass(type(one), socket.socket)}
-    for fd in {*map(int, os.listdir("/proc/self/fd"))} - pythons:
+    for fd in {*map(int, os.listdir("/proc/self/fd"))} - pythons - {0, 1, 2}:
         # Not a socket, or not a connected one.
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
             if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername():

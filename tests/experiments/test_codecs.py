@@ -34,8 +34,9 @@ def _run(system, ratio, efficiency, model="resnet50", repetition=0):
 @pytest.mark.alone
 def test_a_codec_alone_costs_more_than_none_and_values_of_each_worker_cost_servers():
     exact = cost("identity", "identity", 0.0)
-    gradients = cost("topk:share=0.01", "identity", 0.0)
-    both = cost("topk:share=0.01", "topk:share=0.01", 0.0)
+    # In turn, since a shared machine may be slower for seconds.
+    taken = [cost("topk:share=0.01", how, 0.0) for how in ("identity", "topk:share=0.01") * 3]
+    gradients, both = min(taken[::2]), min(taken[1::2])
     assert exact.worker_s == 0 < exact.server_s
     assert gradients.worker_s > 0.05
     assert both.worker_s > gradients.worker_s

@@ -112,9 +112,9 @@ def main(how: str) -> None:
         assert child("spawn", makes_an_optimizer) == 1
         assert child("fork", makes_an_optimizer) == 1
         assert child("fork", alone) == 0
-        code = "import p3kv.torch, torch\nmodel = torch.nn.Linear(1, 1)\n"
+        code = "import p3kv.errors, p3kv.torch, torch\nmodel = torch.nn.Linear(1, 1)\n"
         code += "try: p3kv.torch.Optimizer(model, torch.optim.SGD(model.parameters(), 1.0))\n"
-        code += "except RuntimeError as error: print(error)"
+        code += "except p3kv.errors.ConfigError as error: print(error)"
         subprocess.run([sys.executable, "-c", code], check=True)
         print(trained(), flush=True)
 

@@ -893,16 +893,37 @@ class Raises(nn.Module):
 
 
 def forward_passes_raise(it: Training) -> None:
-    """On all ranks, which catch it: in `no_sync` and not, before passes in `no_sync` and not."""
+    """On all ranks, which catch it: in `no_sync`, outside, and without gradients; before passes of
+    either kind."""
     model = Raises()
     wrapped = DistributedDataParallel(model)
     made = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     numbers = torch.Generator().manual_seed(it.rank)
-    for how in ["s", "s", "n!", "n", "s", "s", "n", "s!", "n", "s", "s!", "n", "s"]:
+    for how in [
+        "s",
+        "s",
+        "n!",
+        "n",
+        "s",
+        "s",
+        "n",
+        "s!",
+        "n",
+        "s",
+        "s!",
+        "n",
+        "e!",
+        "s",
+        "e!",
+        "n",
+        "s",
+    ]:
         data = torch.randn(8, 10, generator=numbers) + it.rank
         model.raises = "!" in how
         try:
             with wrapped.no_sync() if "n" in how else nullcontext():
+                if "e" in how:
+                    torch.no_grad()(wrapped)(data)
                 wrapped(data).square().mean().backward()
         except RuntimeError as error:
             assert "out of memory" in str(error)

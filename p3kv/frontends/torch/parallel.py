@@ -6,7 +6,19 @@ import functools
 import gc
 import logging
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Type
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Type,
+)
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -61,8 +73,9 @@ class DistributedDataParallel(TorchParallel):
     """Whether p3kv trains the model; each object has its own."""
     _awaits_backward = False
     """Whether it was called with gradients, and nobody has said that `backward` is next."""
-    _had: Optional[bool] = None
-    """Whether buffers were to be rank 0's when the call under way began; None where none is."""
+    _had: Optional[Tuple[bool, bool]] = None
+    """Whether buffers were to be rank 0's when the call under way began, and whether it has
+    gradients; None where none is under way."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         inputs, named = self._pre_forward(*inputs, **named)
@@ -109,8 +122,8 @@ class DistributedDataParallel(TorchParallel):
         has_gradients, syncs = torch.is_grad_enabled(), self.require_backward_grad_sync
         self._awaits_backward = has_gradients
         if self._had is not None:
-            self._forget_call(self._had)
-        self._had = self.require_forward_param_sync if begins else None
+            self._forget_call(*self._had)
+        self._had = (self.require_forward_param_sync, has_gradients) if begins else None
         attached = _ATTACHED.of(self) if has_gradients else _ATTACHED.found(self)
         if attached and has_gradients:
             is_fed = any(
@@ -139,14 +152,15 @@ class DistributedDataParallel(TorchParallel):
         if attached or not may_train:
             self.require_forward_param_sync = has_gradients and syncs
 
-    def _forget_call(self, had: bool) -> None:
+    def _forget_call(self, syncs_buffers: bool, had_gradients: bool) -> None:
         """The forward pass before this one has raised. torch tells its reducer when one has ended,
         so all is as before it."""
-        self.require_forward_param_sync = had
+        self.require_forward_param_sync = syncs_buffers
         for optimizer in _ATTACHED.found(self):
-            optimizer._passes.forget_call(id(self))
+            if had_gradients:
+                optimizer._passes.forget_call(id(self))
             for one in optimizer.buffers:
-                (one.owe if had else one.owe_not)(id(self))
+                (one.owe if syncs_buffers else one.owe_not)(id(self))
 
     def _sync_other_buffers(self) -> None:
         """Has torch give all ranks rank 0's buffers, which are others than when the model was first

@@ -84,6 +84,7 @@ class Passes:
         """The last call of a model has raised."""
         if self._before[:1] == (model,):
             vars(self).update(self._before[1])
+            self._before = ()
 
     @property
     def is_awaited(self) -> bool:

@@ -66,8 +66,8 @@ def watch_steps() -> None:
         if this_process.shares_nothing() and hasattr(DistributedDataParallel, "is_p3kv_s"):
             this_process.means_it()
             _log.warning(
-                "no model of this script is in DistributedDataParallel, so p3kv trains none, and %s"
-                " has made %d steps without it",
+                "no model is in DistributedDataParallel so far, so p3kv trains none, and %s has "
+                "made %d steps without it",
                 type(optimizer).__name__,
                 steps,
             )
