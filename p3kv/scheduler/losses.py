@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Set, Tuple
 
+from msgspec.structs import replace
+
 from p3kv.common import words
 from p3kv.scheduler.membership import Membership, Node
 from p3kv.wire.launcher_link import PartEnded
@@ -57,6 +59,10 @@ class _Suspect:
 
 _NEVER_JOINED = " before it joined the job"
 _WITHOUT_LEAVING = " without leaving the job"
+_ENDS_TOO = (
+    "had ended in order before, which ends connections of the script's own, too: have all workers "
+    "make the same calls until the end."
+)
 _LEFT = ", though it had left the job in order"
 
 
@@ -165,7 +171,16 @@ class Losses:
         unreached = [one for one in suspects if one.silent_s is not None]
         guilty = (ended or unreached or suspects)[0]
         guilty.round = max(guilty.round, self._rounds.get((guilty.role, guilty.rank), UNKNOWN))
-        return guilty.failure()
+        failure = guilty.failure()
+        left = [
+            self._members.called(node)
+            for node in self._members.workers
+            if node.gone and ("worker", self._members.rank_of(node)) not in self._followers
+        ]
+        if left and (guilty.role, guilty.rank) in self._followers:
+            hint = f"{' and '.join(left)} {_ENDS_TOO} {failure.hint}"
+            failure = replace(failure, hint=hint.rstrip())
+        return failure
 
     def count_as_left(self) -> None:
         """Wait for no last messages of lost processes: the job has failed."""

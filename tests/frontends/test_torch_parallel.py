@@ -198,6 +198,7 @@ def test_a_rank_that_ends_leaves_no_other_in_a_collective_of_the_script(rank: in
     assert result.code == 1, result.output
     assert f"worker {1 - rank} has made step 1" in result.output, result.output
     assert "Connection closed by peer" in result.output, result.output
+    assert f"worker {rank} had ended in order before" in result.output, result.output
 
 
 def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:

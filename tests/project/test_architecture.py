@@ -158,7 +158,7 @@ BUDGETS = {
     "frontends/torch": (11378, 53),
     "processes": (2392, 12),
     "report": (1340, 9),
-    "scheduler": (2335, 9),
+    "scheduler": (2350, 9),
     "server": (5659, 20),
     "slicing": (644, 4),
     "tools": (4090, 22),

@@ -208,7 +208,15 @@ def test_a_script_that_has_lost_another_process_is_named_where_nobody_is_lost() 
     job = running()
     script_lost_another(job, 0)
     failure = aborted(job.judge(), "its script ended with RuntimeError", PeerLostError)
-    assert (failure.role, failure.rank) == ("worker", 0)
+    assert (failure.role, failure.rank) == ("worker", 0) and "in order" not in failure.hint
+
+
+def test_a_worker_that_has_ended_in_order_is_named_where_a_script_s_connection_to_it_ends() -> None:
+    job = running()
+    job.handle(worker(1), Bye())
+    script_lost_another(job, 0)
+    failure = aborted(job.judge(), "its script ended with RuntimeError", PeerLostError)
+    assert failure.hint.startswith("worker 1 had ended in order before"), failure.hint
 
 
 def test_a_process_that_was_silent_is_not_said_to_have_ended() -> None:

@@ -21,4 +21,5 @@ for step in range(4):
         sys.exit()
     total = loss.detach().clone()
     distributed.all_reduce(total)
-    print("worker", rank, "has made step", step, flush=True)
+    sys.stdout.write(f"worker {rank} has made step {step}\n")  # at once: both ranks write
+    sys.stdout.flush()
