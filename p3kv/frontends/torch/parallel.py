@@ -309,7 +309,8 @@ class WrappedOptimizer(Optimizer):
         super()._step_ends()
         self._passes.step_ends()
         if self._passes.steps == 1:
-            called = self.called if isinstance(self, NoOptimizer) else type(self).__name__
+            is_none = isinstance(self, NoOptimizer)
+            called = _ATTACHED.names_beside(self) if is_none else type(self).__name__
             _log.info("trained by p3kv: %s, %s update", called, self.updates)
 
     def _group_added(self) -> None:
@@ -376,9 +377,6 @@ class WrappedOptimizer(Optimizer):
 
 class NoOptimizer(torch.optim.Optimizer):
     """For a model whose parameters none of `torch.optim` has: its gradients are means."""
-
-    called: str
-    """The name of what steps them."""
 
     def step(self, closure: Any = None) -> None: ...
 
@@ -465,14 +463,14 @@ class _Attached:
                 own = {id(one): one for one in model.own_parameters}
                 if any(one.grad is not None for one in own.values()):
                     ours = NoOptimizer(own.values(), {})
-                    ours.called = self._name_of_others({*own})
                     made = self._attach_one(ours, self._parameters(), {*own})
                     if isinstance(made._steps, AverageSteps):
                         made._steps.exchange_now()
 
-    def _name_of_others(self, own: Set[int]) -> str:
-        """The names of the optimizers that step some of these parameters by themselves."""
-        made = [optimizer for one in self._made if (optimizer := one()) is not None]
+    def names_beside(self, optimizer: torch.optim.Optimizer) -> str:
+        """The names of the optimizers that step some of its parameters by themselves."""
+        own = {*map(id, parameters_of(optimizer))}
+        made = [other for one in self._made if (other := one()) is not None]
         names = {type(one).__name__ for one in made if own & {*map(id, parameters_of(one))}}
         return ", ".join(sorted(names - {"NoOptimizer"})) or "an optimizer that is none of torch's"
 
@@ -738,13 +736,13 @@ def _attach_in_steps_of(kind: Type[torch.optim.Optimizer]) -> None:
 
 def _attach_for(optimizer: torch.optim.Optimizer, name: str) -> Any:
     """What only `p3kv.torch.Optimizer` has: p3kv is attached for it, before a model is called."""
-    is_p3kv_s = not name.startswith("_") and hasattr(Optimizer, name)
-    if is_p3kv_s and not isinstance(optimizer, Optimizer):
+    only_ours = not name.startswith("_") and hasattr(Optimizer, name)
+    if only_ours and not isinstance(optimizer, Optimizer):
         _ATTACHED.attach()
         if isinstance(optimizer, Optimizer):
             return getattr(optimizer, name)
     why = ""
-    if is_p3kv_s:
+    if only_ours:
         why = ": p3kv has it once a model with its parameters is in DistributedDataParallel"
     raise AttributeError(f"'{type(optimizer).__name__}' object has no attribute '{name}'{why}")
 
