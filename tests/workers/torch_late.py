@@ -221,7 +221,7 @@ def use_wrongly() -> None:
     nn.utils.clip_grad_value_(model.parameters(), 1e-3)
     refused("was written to in place after backward had computed it", optimizer.step)
     refused(
-        "a parameter of (1, 4) can't be added after",
+        "opt.add_param_group() was called between backward and step()",
         optimizer.add_param_group,
         {"params": [ONES.clone()]},
     )

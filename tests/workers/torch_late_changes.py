@@ -1,7 +1,7 @@
 """Trains as scripts for DistributedDataParallel do that do something between `backward` and `step`
 for the first time in a later step, when gradients have left and servers have updated: each habit
 with a model of its own. Prints losses, and what weights and the optimizer's states come to.
-torch_late_changes.py [HABIT ...]"""
+torch_late_changes.py [plain] [HABIT ...]; plain: by p3kv.torch.Optimizer, with no wrapper"""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
+IS_PLAIN = sys.argv[1:2] == ["plain"]
+if IS_PLAIN:
+    import p3kv.torch
 STEPS, FIRST = 14, 6
 Parameters = Dict[str, torch.nn.Parameter]
 
@@ -42,13 +45,13 @@ def scaled(named: Parameters) -> None:
 
 
 def masked(named: Parameters) -> None:
-    one = named["module.body.0.weight"]
+    one = named["body.0.weight"]
     assert one.grad is not None
     one.grad.data[::2] = 0
 
 
 def cancelled(named: Parameters) -> None:
-    named["module.body.5.weight"].grad = None
+    named["body.5.weight"].grad = None
 
 
 def replaced(named: Parameters) -> None:
@@ -57,7 +60,7 @@ def replaced(named: Parameters) -> None:
 
 
 def set_where_none(named: Parameters) -> None:
-    one = named["module.spare.weight"]
+    one = named["spare.weight"]
     one.grad = torch.full_like(one, 0.25)
 
 
@@ -85,6 +88,7 @@ CHANGES: Dict[str, Callable[[Parameters], object]] = {
 }
 HABITS = [*CHANGES, "rate", "left_out", "left_out_adds", "left_out_read", "second_loss", "states"]
 HABITS += ["left_out_whole", "scaled_after_no_sync", "cancelled_after_clipping", "written_unused"]
+HABITS += ["written_unused_by_two"]
 
 
 def made(which: int, model: Net) -> torch.optim.Optimizer:
@@ -110,12 +114,16 @@ def momenta(optimizer: torch.optim.Optimizer) -> float:
 
 def train(habit: str) -> None:
     number = HABITS.index(habit)
-    rank = distributed.get_rank()
     torch.manual_seed(number)
-    net = Net()
-    model = DistributedDataParallel(net, find_unused_parameters=True)
-    optimizer = made(number, net)
-    named = dict(model.named_parameters())
+    net: Any = Net()
+    optimizer: Any = made(number, net)
+    if IS_PLAIN:
+        optimizer = p3kv.torch.Optimizer(net, optimizer, buffers="own")
+        rank, model, no_sync = optimizer.rank, net, optimizer.no_sync
+    else:
+        model = DistributedDataParallel(net, find_unused_parameters=True)
+        rank, no_sync = distributed.get_rank(), model.no_sync
+    named = dict(net.named_parameters())
     numbers = torch.Generator().manual_seed(7 * number + rank)
 
     def tell(at: int, value: float) -> None:
@@ -123,7 +131,7 @@ def train(habit: str) -> None:
 
     def computed(step: int) -> torch.Tensor:
         data = torch.randn(16, 8, generator=numbers)
-        lacks = habit == "written_unused" or (habit == "set_where_none" and step >= FIRST)
+        lacks = habit.startswith("written_unused") or (habit == "set_where_none" and step >= FIRST)
         made = model(data, not lacks)
         return (made - data.sum(1, keepdim=True)).square().mean()
 
@@ -131,11 +139,13 @@ def train(habit: str) -> None:
         is_late = step >= FIRST and step % 3 != 2
         if habit != "left_out_adds" or step < FIRST or step % 3 == 0:
             optimizer.zero_grad()
-        change, _, after = habit.replace("_unused", "").partition("_after_")
+        change, _, after = habit.replace("_unused", "").replace("_by_two", "").partition("_after_")
         if after:
-            with model.no_sync():
+            with no_sync():
                 computed(step).backward()
         loss = computed(step)
+        if is_late and habit.endswith("by_two"):  # a kind of passes that may not be the last
+            loss = loss + computed(step)
         loss.backward()
         tell(step, loss.item())
         if after == "clipping":
@@ -159,11 +169,14 @@ def train(habit: str) -> None:
         optimizer.step()
     tell(90, sum(float(one.detach().double().abs().sum()) for one in model.parameters()))
     tell(91, momenta(optimizer))
-    tell(92, sum(float(one.double().abs().sum()) for one in model.buffers()))
+    if not IS_PLAIN:
+        tell(92, sum(float(one.double().abs().sum()) for one in model.buffers()))
 
 
-distributed.init_process_group("gloo")
 torch.set_num_threads(1)
-for habit in sys.argv[1:] or HABITS:
+if not IS_PLAIN:
+    distributed.init_process_group("gloo")
+for habit in sys.argv[1 + IS_PLAIN :] or HABITS:
     train(habit)
-distributed.destroy_process_group()
+if not IS_PLAIN:
+    distributed.destroy_process_group()

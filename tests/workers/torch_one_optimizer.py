@@ -227,12 +227,19 @@ def hooks_from_before_and_after_run_once() -> None:
     pair.step()
     pair.check()
 
-    def halve(*_: Any) -> None:
-        for parameter in pair.model.parameters():
+    def halve(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for parameter in optimizer.param_groups[0]["params"]:
             parameter.grad.mul_(0.5)
 
-    pair.optimizer.register_step_pre_hook(halve)
-    refused("and not in a hook of opt.step()", pair.step)
+    only_servers = Pair().attach(updates="servers")
+    only_servers.step()
+    only_servers.optimizer.register_step_pre_hook(halve)
+    refused("and not in a hook of opt.step()", only_servers.step)
+    for one in (pair.optimizer, pair.alone):
+        one.register_step_pre_hook(halve)
+    pair.step()
+    assert pair.optimizer.updates == "workers"
+    pair.check()
     halved = Pair(sgd, before=0).attach()
     halved.optimizer.register_step_pre_hook(
         lambda *_: [one.grad.mul_(0.5) for one in halved.model.parameters()] and None
@@ -278,7 +285,7 @@ def what_the_script_writes_into_states_counts() -> None:
     assert type(copy.deepcopy(alias)) is defaultdict
     pair.step()
     pair.backward()
-    refused("read between backward", pair.optimizer.state_dict)
+    same(pair.optimizer.state_dict(), pair.alone.state_dict())  # before the step
     refused("called between backward", pair.optimizer.load_state_dict, {})
     pair.optimizer.step()
     pair.state()
@@ -313,14 +320,47 @@ def what_is_loaded_counts() -> None:
     pair.step(2).check()
 
 
+def groups_come_in_mid_training() -> None:
+    """Servers update what there is then, with the states of before."""
+
+    def of_last(every: Any) -> torch.optim.Optimizer:
+        return adamw([*every][2:])
+
+    pair = Pair(of_last, before=0)
+    for optimizer, model in ((pair.optimizer, pair.model), (pair.alone, pair.twin)):
+        model[0].requires_grad_(False)
+    pair.attach().step(3)
+    for at in (0, 1):
+        for optimizer, model in ((pair.optimizer, pair.model), (pair.alone, pair.twin)):
+            one = [*model[0].requires_grad_(True).parameters()][at]
+            optimizer.add_param_group({"params": [one], "lr": 0.02})
+        pair.step(2)
+    pair.check()
+    assert pair.optimizer.updates == "servers"
+    pair.backward()
+    words = "opt.add_param_group() was called between backward and step()"
+    refused(words, pair.optimizer.add_param_group, {"params": [torch.ones(1)]})
+    pair.optimizer.step()
+    pair.step_alone()
+    wide = nn.Parameter(torch.ones(1).expand(3))
+    refused("share memory", pair.optimizer.add_param_group, {"params": [wide]})
+    pair.step(2).check()
+    with pair.optimizer.join():
+        refused("inside of opt.join()", pair.optimizer.add_param_group, {"params": []})
+    local = dense()
+    its = p3kv.torch.Optimizer(local, sgd(local[2].parameters()), consistency="local:steps=4")
+    rest = {"params": [*local[0].parameters()]}
+    refused("'0.weight', '0.bias' can't be added after", its.add_param_group, rest)
+
+
 def groups_keep_their_parameters() -> None:
     for change, words in [
-        (lambda opt, rest: opt.add_param_group({"params": rest}), "can't be added after"),
         (lambda opt, rest: opt.param_groups[0]["params"].extend(rest), "can't come into"),
         (lambda opt, rest: opt.param_groups[0].update(params=rest), "can't come into"),
     ]:
         model = dense()
-        optimizer = p3kv.torch.Optimizer(model, sgd(model[2].parameters()))
+        inner = sgd(model[2].parameters())
+        optimizer = p3kv.torch.Optimizer(model, inner, updates="servers")
 
         def changed(change: Any = change, optimizer: Any = optimizer, model: Any = model) -> None:
             change(optimizer, [*model[0].parameters()])
@@ -328,14 +368,17 @@ def groups_keep_their_parameters() -> None:
             optimizer.step()
 
         refused(f"'0.weight', '0.bias' {words}", changed)
-    pair = Pair().attach().step()
-    for optimizer, model in ((pair.optimizer, pair.model), (pair.alone, pair.twin)):
-        optimizer.param_groups[0]["params"] = [*model[2].parameters()]
-        optimizer.state.pop(model[0].weight), optimizer.state.pop(model[0].bias)
-        model[0].requires_grad_(False)
-    refused("'0.weight', '0.bias' can't be taken from", pair.backward)
-    pair.optimizer.zero_grad()
-    pair.attach().step(2).check()
+    for updates in ("servers", None):
+        pair = Pair().attach(updates=updates).step()
+        for optimizer, model in ((pair.optimizer, pair.model), (pair.alone, pair.twin)):
+            optimizer.param_groups[0]["params"] = [*model[2].parameters()]
+            optimizer.state.pop(model[0].weight), optimizer.state.pop(model[0].bias)
+            model[0].requires_grad_(False)
+        if updates is not None:
+            refused("'0.weight', '0.bias' can't be taken from", pair.backward)
+            pair.optimizer.zero_grad()
+            pair.attach()
+        pair.step(2).check()
     local = dense()
     by_itself = p3kv.torch.Optimizer(local, sgd(local[2].parameters()), consistency="local:steps=4")
     by_itself.param_groups[0]["params"].append(local[0].weight)
@@ -410,6 +453,7 @@ CHECKS: List[Callable[[], None]] = [
     hooks_from_before_and_after_run_once,
     what_the_script_writes_into_states_counts,
     what_is_loaded_counts,
+    groups_come_in_mid_training,
     groups_keep_their_parameters,
     copies_have_its_states_and_train_when_they_are_attached,
     it_can_be_attached_again,

@@ -884,20 +884,27 @@ def buffers_are_shared_in_each_forward_pass() -> None:
 
 
 def parameters_come_into_an_optimizer_later() -> None:
-    wrapped = DDP(small())
-    twin = copy.deepcopy(wrapped.module)
-    made, alone = sgd(wrapped.module[0]), sgd(twin[0])
-    for step in range(6):
-        if step == 3:
-            made.add_param_group({"params": wrapped.module[2].parameters(), "lr": 0.2})
-            alone.add_param_group({"params": twin[2].parameters(), "lr": 0.2})
-        wrapped.zero_grad()
-        twin.zero_grad()
-        loss_of(wrapped, batch(step, dist.get_rank())).backward()
-        mean_of(twin, step)
-        made.step()
-        alone.step()
-    same(wrapped.module, twin)
+    """Where they were frozen, servers go on to update; where they had gradients, workers do."""
+    for freezes in (False, True):
+        wrapped = DDP(small())
+        twin = copy.deepcopy(wrapped.module)
+        made, alone = sgd(wrapped.module[0]), sgd(twin[0])
+        both = ((made, wrapped.module[2]), (alone, twin[2]))
+        for _, layer in both:
+            layer.requires_grad_(not freezes)
+        for step in range(6):
+            if step == 3:
+                for optimizer, layer in both:
+                    layer.requires_grad_(True)
+                    optimizer.add_param_group({"params": layer.parameters(), "lr": 0.2})
+            wrapped.zero_grad()
+            twin.zero_grad()
+            loss_of(wrapped, batch(step, dist.get_rank())).backward()
+            mean_of(twin, step)
+            made.step()
+            alone.step()
+        same(wrapped.module, twin)
+        assert made.updates == ("servers" if freezes else "workers")
 
 
 def steps_take_closures() -> None:

@@ -168,7 +168,8 @@ def refuse() -> None:
     refused("SGD with momentum", step, optimizer, later, [1])
     for write in (lambda weight: weight.data.mul_(2), lambda weight: weight[4].fill_(3)):
         model = table(5, 2)
-        optimizer = trained(model)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = p3kv.torch.Optimizer(model, inner, updates="servers")
         for number in range(6):
             step(optimizer, model, [number % 3])
         with torch.no_grad():

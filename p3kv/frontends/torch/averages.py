@@ -19,7 +19,7 @@ from p3kv.frontends.torch.exchange import WEIGHS_LATE
 from p3kv.frontends.torch.hooks import Hooks
 from p3kv.frontends.torch.joining import How
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
-from p3kv.frontends.torch.passes import is_in_backward, tell_no_more, tell_of_passes
+from p3kv.frontends.torch.passes import Passes, is_in_backward, tell_no_more, tell_of_passes
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import RowSums, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
@@ -55,12 +55,12 @@ class AverageSteps(CommonSteps):
         optimizer: torch.optim.Optimizer,
         shared: SharedModel,
         gradients: Gradients,
-        syncs: Callable[[torch.Tensor], bool],
+        passes: Passes,
     ) -> None:
-        """`shared` has the optimizer's parameters, and its store no optimizer. `syncs`: as
-        `ServerSteps` has it. `check_sums` has raised nothing."""
+        """`shared` has the optimizer's parameters, and its store no optimizer. `check_sums` has
+        raised nothing."""
         super().__init__(model, optimizer, client.own, client.worker)
-        self._shared, self._syncs, self._pushes = shared, syncs, client.pushes
+        self._shared, self._passes, self._pushes = shared, passes, client.pushes
         client.pushes.marks_steps = True
         self._pass = Pass(client, shared, gradients)
         self._weights: Optional[Buffers] = None
@@ -78,7 +78,7 @@ class AverageSteps(CommonSteps):
         model: Optional[torch.nn.Module],
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str],
-        syncs: Callable[[torch.Tensor], bool],
+        passes: Passes,
         older: Optional[SharedModel] = None,
     ) -> AverageSteps:
         """Shares the parameters of an optimizer, and has it step by means. `buffers` as in
@@ -90,21 +90,19 @@ class AverageSteps(CommonSteps):
         )
         check_sums(client, shared)
         gradients = Gradients(client.worker, client.own, shared.every)
-        steps = cls(client, model, optimizer, shared, gradients, syncs)
+        steps = cls(client, model, optimizer, shared, gradients, passes)
         if older is not None:
             shared.follow(older)
         shared.begin(steps)
         return steps
 
     @classmethod
-    def renewed(
-        cls, before: CommonSteps, shared: SharedModel, syncs: Callable[[torch.Tensor], bool]
-    ) -> AverageSteps:
+    def renewed(cls, before: CommonSteps, shared: SharedModel, passes: Passes) -> AverageSteps:
         """As `attached`, with a new store in place of that which has shared the parameters."""
         rule = before._own.consistency
         client: Client[TorchScriptOptimizer] = Client("torch", TorchGoesOn, rule)
         model, optimizer = before._model, before._optimizer
-        return cls.attached(client, model, optimizer, shared.chosen_buffers, syncs, shared)
+        return cls.attached(client, model, optimizer, shared.chosen_buffers, passes, shared)
 
     def exchange_now(self) -> None:
         """Has the gradients that there are be the means of all workers', as after a pass."""
@@ -113,7 +111,8 @@ class AverageSteps(CommonSteps):
 
     def ready(self, parameter: torch.Tensor) -> None:
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
-        if not self._syncs(parameter):
+        _, averages = self._passes.reached(parameter)
+        if not averages:
             return
         if self._pass.ready(parameter) and not is_in_backward():
             # Something else than torch.autograd.backward has called torch's engine.
@@ -151,11 +150,7 @@ class AverageSteps(CommonSteps):
 
     def check_added(self, parameters: Any) -> None:
         self._shared.check()
-        if self._joined is not None:
-            raise NotSupportedError(
-                "opt.add_param_group() was called inside of opt.join(), where a worker without "
-                "batches does not call it: call it between epochs"
-            )
+        self._check_between()
 
     def added(self) -> None:
         """All parameters are shared anew, as the scheduler and the servers know a store's."""
@@ -164,7 +159,7 @@ class AverageSteps(CommonSteps):
 
     def share_anew(self) -> None:
         """Has the gradients be means of all parameters that are to have them now."""
-        steps = AverageSteps.renewed(self, self._shared, self._syncs)
+        steps = AverageSteps.renewed(self, self._shared, self._passes)
         steps.why, steps._pace = self.why, self._pace
         if self._pass.weight != 1.0:
             steps.weigh(self._pass.weight)

@@ -138,6 +138,10 @@ class Exchange:
         """Whether it has since `backward`; `under_way`: the step's values may be."""
         return self._written.shows_late(under_way)
 
+    def accept_writes(self) -> None:
+        """What the script has written to weights counts: the step under way is to be dropped."""
+        self._written.is_accepted = True
+
     def check_kept(self, has_looked: bool) -> None:
         """Raises NotSupportedError where the script has written to a weight since its gradient has
         left, as far as that shows. `has_looked`: `written_late` has, at all that it can."""

@@ -24,7 +24,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from p3kv import config
-from p3kv.errors import ConfigError, NotSupportedError
+from p3kv.errors import ConfigError, NotSupportedError, P3Error
 from p3kv.frontends.torch.alone import AloneSteps, CopiedSteps, warn_alone
 from p3kv.frontends.torch.averaged import Averaged
 from p3kv.frontends.torch.averages import AverageSteps
@@ -34,6 +34,7 @@ from p3kv.frontends.torch.joining import How
 from p3kv.frontends.torch.local import LocalSteps
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of, plain
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn, TorchScriptOptimizer
+from p3kv.frontends.torch.passes import Passes
 from p3kv.frontends.torch.refusals import WORKERS, check_arguments, number_of
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.server_steps import ServerSteps
@@ -91,8 +92,9 @@ class Optimizer(torch.optim.Optimizer):
     """Those of the script's own step, beside a closure."""
     _has_made = False
     """Whether the step that is called is made already."""
-    _adds_up = False
-    """Whether gradients add up, and do not leave: in `no_sync`."""
+    _passes: Passes
+    _asked: Tuple[torch.nn.Module, Optional[str], Optional[str], Optional[str]]
+    """With what p3kv is attached."""
 
     def __new__(
         cls,
@@ -151,7 +153,7 @@ class Optimizer(torch.optim.Optimizer):
         a buffer that can't travel.
         """
         try:
-            self._steps = self._made(model, buffers, consistency, updates)
+            self.attach(model, buffers, consistency, updates)
         except BaseException:
             if "_steps" not in vars(self):
                 self.__class__ = class_of(self)
@@ -160,8 +162,25 @@ class Optimizer(torch.optim.Optimizer):
             del self.step  # a scheduler's, which calls the class's of before
         self._patch_step_function()
 
+    def attach(
+        self,
+        model: torch.nn.Module,
+        buffers: Optional[str],
+        consistency: Optional[str],
+        updates: Optional[str],
+    ) -> None:
+        """Has the optimizer train its parameters with all workers, as `__init__` says. What has
+        trained them before goes on where this raises an error."""
+        passes = self._new_passes()
+        steps = self._made(passes, model, buffers, consistency, updates)
+        if "_passes" in vars(self):
+            self._passes.end()
+        self._asked = model, buffers, consistency, updates
+        self._passes, self._steps = passes, steps
+
     def _made(
         self,
+        passes: Passes,
         model: torch.nn.Module,
         buffers: Optional[str],
         consistency: Optional[str],
@@ -169,7 +188,7 @@ class Optimizer(torch.optim.Optimizer):
     ) -> Steps:
         trial = config.trial()
         if trial is not None and self._trial is None:
-            self._trial = TorchTrial(trial, model, parameters_of(self), self._syncs)
+            self._trial = TorchTrial(trial, model, parameters_of(self), passes)
             self._place = self._trial.place
         if not this_process.joined():
             if trial is None:
@@ -196,12 +215,12 @@ class Optimizer(torch.optim.Optimizer):
         averages = own.rule.waits_for_each_round and not own.is_saved
         why = _why_servers_can_t(model, self, averages) if updates is None else None
         if updates != WORKERS and why is None:
+            may_give_way = updates is None and averages
             return ServerSteps(
-                client, model, self, buffers, self._syncs, self._may_leave, updates is None,
-                self._expects_means,
-            )  # fmt: skip
+                client, model, self, buffers, passes, may_give_way, self._expects_means
+            )
         try:
-            steps = AverageSteps.attached(client, model, self, buffers, self._syncs)
+            steps = AverageSteps.attached(client, model, self, buffers, passes)
         except NotSupportedError as error:
             if why is None:
                 raise
@@ -234,6 +253,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _step_ends(self) -> None:
         """A step is made, or dropped."""
+        self._passes.step_ends()
         if self._trial is not None:
             self._trial.end_step(self._steps.wait)
 
@@ -271,8 +291,8 @@ class Optimizer(torch.optim.Optimizer):
         for another norm than that of type 2, and where the first call comes after the first step.
         """
         steps = self._steps
-        if float(norm_type) != 2 and (
-            isinstance(steps, AverageSteps) or (isinstance(steps, ServerSteps) and steps.may_change)
+        if (isinstance(steps, ServerSteps) and steps.clips_by_torch(norm_type)) or (
+            isinstance(steps, AverageSteps) and float(norm_type) != 2
         ):
             clip = torch.nn.utils.clip_grad_norm_
             return clip(parameters_of(self), max_norm, norm_type, error_if_nonfinite)
@@ -294,26 +314,35 @@ class Optimizer(torch.optim.Optimizer):
         return self._steps.skip(bool(if_any))
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """Adds parameters, as torch's, where workers update the weights: all workers call it after
-        the same step, and wait for worker rank 0's values of them. Refused where servers update
-        weights: they know the optimizer's parameters."""
+        """Adds parameters, as torch's: all workers call it after the same step, and have worker
+        rank 0's values of them. They wait for each other, since all is shared anew: in the step
+        that follows nothing leaves before `step`, as in the first.
+
+        Raises NotSupportedError between `backward` and `step`, in `join`, and where workers train
+        by themselves (`local`) or the optimizer has a `p3kv.torch.Embedding`.
+        """
         self._steps.check_added(param_group["params"])
         super().add_param_group(param_group)
-        self._group_added()
+        try:
+            self._steps.added()
+        except P3Error:
+            del self.param_groups[-1]
+            raise
 
-    def _group_added(self) -> None:
-        self._steps.added()
+    def share_anew(self) -> None:
+        """Has servers update the parameters that there are now."""
+        self.attach(*self._asked)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Has gradients add up inside, and not leave: for all backward passes of a step but the
         last."""
         self._steps.adds_up()
-        before, self._adds_up = self._adds_up, True
+        before, self._passes.adds_up = self._passes.adds_up, True
         try:
             yield
         finally:
-            self._adds_up = before
+            self._passes.adds_up = before
 
     def weigh(self, samples: Any) -> None:
         """Has this worker's gradients of the step that follows count by `samples` in the mean of
@@ -471,14 +500,9 @@ class Optimizer(torch.optim.Optimizer):
             return False
         return True
 
-    def _may_leave(self, parameter: torch.Tensor) -> bool:
-        """Of a gradient for which `_syncs` is false: whether it still may leave in this step."""
-        return False
-
-    def _syncs(self, parameter: torch.Tensor) -> bool:
-        """Whether the parameter's gradient, which has come, is of a backward pass in no
-        `no_sync`."""
-        return not self._adds_up
+    def _new_passes(self) -> Passes:
+        """Tells which gradients leave at once."""
+        return Passes()
 
 
 def _why_servers_can_t(
@@ -524,6 +548,7 @@ def _copied(
     copy.param_groups, copy.state = [], {}  # which come
     copy._steps = CopiedSteps(copy) if this_process.is_worker() else AloneSteps(copy)
     copy._place, copy._resumed_steps = place, resumed_steps
+    copy._passes = Passes()
     return copy
 
 

@@ -41,8 +41,8 @@ from p3kv.frontends.torch.environment import take_rank
 from p3kv.frontends.torch.joining import is_open
 from p3kv.frontends.torch.optimizer import Optimizer
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
-from p3kv.frontends.torch.passes import Passes, tell_of_passes
-from p3kv.frontends.torch.refusals import MADE_TWICE, SERVERS, WORKERS, is_p3kv_s
+from p3kv.frontends.torch.passes import CalledPasses, tell_of_passes
+from p3kv.frontends.torch.refusals import MADE_TWICE, WORKERS, is_p3kv_s
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import parameters_of
 from p3kv.worker import this_process
@@ -302,20 +302,26 @@ class _Reducer:
 class WrappedOptimizer(Optimizer):
     """An optimizer of models in DistributedDataParallel, which say when gradients leave."""
 
-    _passes: Passes
+    _passes: CalledPasses
     _expects_means = True
+
+    def _new_passes(self) -> CalledPasses:
+        return CalledPasses({*map(id, parameters_of(self))})
 
     def _step_ends(self) -> None:
         super()._step_ends()
-        self._passes.step_ends()
         if self._passes.steps == 1:
             is_none = isinstance(self, NoOptimizer)
             called = _ATTACHED.names_beside(self) if is_none else type(self).__name__
             _log.info("trained by p3kv: %s, %s update", called, self.updates)
 
-    def _group_added(self) -> None:
-        _ATTACHED.give({*map(id, self.param_groups[-1]["params"])}, self)
-        super()._group_added()
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if self.updates == WORKERS:
+            _ATTACHED.give({*map(id, self.param_groups[-1]["params"])}, self)
+
+    def share_anew(self) -> None:
+        _ATTACHED.attach_anew(self)
 
     def leave(self, taken: Set[int]) -> Set[int]:
         """Leaves parameters to others that have them now; returns the ids of those that stay."""
@@ -363,16 +369,6 @@ class WrappedOptimizer(Optimizer):
             )
         steps._shared.give_up_buffers()
         return True
-
-    def _may_leave(self, parameter: torch.Tensor) -> bool:
-        is_expected = not self._passes.came_before(parameter)
-        return not self._adds_up and self._passes.syncs and is_expected
-
-    def _syncs(self, parameter: torch.Tensor) -> bool:
-        if not super()._syncs(parameter):
-            return False
-        leaves, syncs = self._passes.reached(parameter)
-        return leaves if self.updates == SERVERS else syncs
 
 
 class NoOptimizer(torch.optim.Optimizer):
@@ -483,6 +479,12 @@ class _Attached:
             self._attach(self._parameters())
         self._seen = self._number  # what it refuses it refuses again
 
+    def attach_anew(self, optimizer: WrappedOptimizer) -> None:
+        """An optimizer has other parameters."""
+        self._leave(optimizer)
+        self._seen = -1
+        self.attach()
+
     def _parameters(self) -> _Parameters:
         return {model: {*map(id, model.own_parameters)} for model in [*self._of]}
 
@@ -555,13 +557,10 @@ class _Attached:
         is_ours = isinstance(optimizer, NoOptimizer)
         if isinstance(optimizer, WrappedOptimizer):
             attached = optimizer
-            attached._steps = attached._made(whole, buffers, None, None)
+            attached.attach(whole, buffers, None, None)
         else:
             updates = WORKERS if is_ours else None
             attached = WrappedOptimizer(whole, optimizer, buffers, updates=updates)
-        attached._passes = Passes({*map(id, parameters_of(optimizer))})
-        if isinstance(attached._steps, ServerSteps):
-            attached._steps.passes = attached._passes
         for model in models:
             self._of[model].append((lambda: attached) if is_ours else ref(attached))
         bare = [one for one in averaged.bare if one.requires_grad]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, Container, Dict, FrozenSet, Iterable, List, Set, Tuple
+from typing import Any, Container, Dict, FrozenSet, Iterable, List, Sequence, Set, Tuple
 from weakref import WeakSet
 
 import torch
@@ -16,6 +16,71 @@ input comes from something that is trained, and whether more than one call was l
 
 
 class Passes:
+    """The backward passes of a step, of which the script says itself, by `no_sync`, which are not
+    the last. Their gradients are to leave all the same, in `step`."""
+
+    tells_calls = False
+    """Whether calls of models tell of passes. Gradients of which all are in `no_sync` are each
+    worker's own then."""
+    is_awaited = False
+    """Whether models have been called, and the pass that belongs to these calls has not begun."""
+    are_local = False
+    """Whether all since the last step were in `no_sync` of models."""
+
+    def __init__(self) -> None:
+        self.adds_up = False
+        """Whether gradients add up now, and do not leave: in the optimizer's `no_sync`."""
+        self.steps = 0
+        """How many there were."""
+        self.adds = self.adds_plainly = False
+        """Whether a pass may have added to gradients of the step since they began to leave; and
+        whether each such had calls of its own, and was in no `no_sync`."""
+        self._has_passed = False
+
+    @property
+    def syncs(self) -> bool:
+        """Whether the pass under way, or the next one, is in no `no_sync`."""
+        return not self.adds_up
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether there was a pass since the last step that may count in it."""
+        return self._has_passed
+
+    def reached(self, parameter: torch.Tensor) -> Tuple[bool, bool]:
+        """A gradient is complete; returns whether it leaves, and whether it would if workers
+        updated."""
+        self._has_passed = True
+        if self.adds_up:
+            self.adds, self.adds_plainly = True, False
+        return self.syncs, self.syncs
+
+    def leave(self) -> None:
+        """Gradients of the step leave from now on, those of the pass under way among them."""
+        self.adds, self.adds_plainly = False, True
+
+    def is_uncalled(self, roots: Iterable[Any]) -> bool:
+        """Whether the pass that begins now from `roots` belongs to no calls of models, whosever
+        these are, but those of one that has ended."""
+        return False
+
+    def all_came(self, parameters: Iterable[torch.Tensor]) -> None:
+        """These parameters' gradients have come, also those of which no hook has told."""
+
+    def ended(self) -> bool:
+        """`backward` has ended; returns whether no more gradients come before the step."""
+        return False
+
+    def step_ends(self) -> None:
+        """The optimizer has made a step."""
+        self.steps += 1
+        self._has_passed = False
+
+    def end(self) -> None:
+        """The optimizer trains no more."""
+
+
+class CalledPasses(Passes):
     """Tells the last backward pass before a step from others, by what is called before each.
 
     A gradient leaves once in a step. In scripts for DistributedDataParallel several passes may
@@ -26,15 +91,18 @@ class Passes:
     the first step nothing leaves before `step` anyway, and the optimizer sees what the script does.
     """
 
+    tells_calls = True
+
     def __init__(self, parameters: Container[int]) -> None:
         """`parameters`: the ids of those that the optimizer trains."""
+        super().__init__()
         self._parameters = parameters
-        self.leaves = False
+        self._leaves = False
         """Whether gradients of the pass under way leave as soon as they are computed."""
         self._calls: Dict[Tuple[int, bool], int] = {}
         """Calls of models since the last backward pass."""
-        self.syncs = True
-        """Whether any of them is in no `no_sync`."""
+        self._syncs = True
+        """Whether any of them is in no `no_sync` of the model."""
         self._kind: Kind = frozenset()
         self._has_begun = False
         """Whether the pass that belongs to these calls has begun."""
@@ -48,13 +116,8 @@ class Passes:
         """The passes since the last step, but those in `no_sync`."""
         self._has_unsynced = False
         """Whether there was one in `no_sync`, too."""
-        self.adds = self.adds_plainly = False
-        """Whether there was one since gradients of the step began to leave; and whether each such
-        had calls of its own, and was in no `no_sync`."""
         self._is_last: Dict[Kind, bool] = {}
         """Whether all passes of a kind were the last before a step."""
-        self.steps = 0
-        """How many there were."""
         self._before: Tuple[Any, ...] = ()
         """A model, and what was known before its call."""
         _all.add(self)
@@ -69,15 +132,15 @@ class Passes:
             self._calls, self._come = {}, {}
         # As torch's reducer does, which no call in no_sync tells to expect less. No pass may have
         # come to such a call, as where the model was frozen then.
-        self.syncs = syncs or (self.syncs and bool(self._calls))
+        self._syncs = syncs or (self._syncs and bool(self._calls))
         call = model, is_fed
         self._calls[call] = self._calls.get(call, 0) + 1
         self._kind = frozenset((call, number > 1) for call, number in self._calls.items())
-        self.leaves = self.syncs and (not self.steps or self._is_last.get(self._kind, False))
-        return not self.leaves
+        self._leaves = self._syncs and (not self.steps or self._is_last.get(self._kind, False))
+        return not self._leaves
 
     def _known(self) -> Dict[str, Any]:
-        names = "_has_begun", "_has_ended", "_come", "syncs", "_kind", "leaves"
+        names = "_has_begun", "_has_ended", "_come", "_syncs", "_kind", "_leaves"
         return {**{name: getattr(self, name) for name in names}, "_calls": dict(self._calls)}
 
     def forget_call(self, model: int) -> None:
@@ -87,26 +150,23 @@ class Passes:
             self._before = ()
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether models have been called, and the pass that belongs to these calls has not
-        begun."""
+    def syncs(self) -> bool:
+        return self._syncs and not self.adds_up
+
+    @property
+    def is_awaited(self) -> bool:  # type: ignore[override]
         return bool(self._calls) and not self._has_begun
 
     def is_uncalled(self, roots: Iterable[Any]) -> bool:
-        """Whether the pass that begins now from `roots` belongs to no calls of models, whosever
-        these are, but those of one that has ended."""
         return self._has_ended and not any(
             one.is_awaited and is_reached(one._parameters, roots) for one in _all
         )
 
-    def end(self) -> None:
-        """The optimizer trains no more."""
-        _all.discard(self)
-
     def reached(self, parameter: torch.Tensor) -> Tuple[bool, bool]:
-        """A gradient is complete; returns whether it leaves, and whether it would if workers
-        updated. One that comes once more, in another pass without a call of a model, does not, as
+        """One that comes once more, in another pass without a call of a model, does not leave, as
         with DistributedDataParallel, which expects none."""
+        if self.adds_up:
+            return super().reached(parameter)
         if not self._is_open:
             self.adds, was_called = True, not self._has_ended
             self.adds_plainly &= self.syncs and was_called
@@ -116,55 +176,44 @@ class Passes:
             if self.syncs:
                 self._since_step.append(self._kind)
             self._has_unsynced |= not self.syncs
-        self._come.setdefault(id(parameter), _passes)
-        if self.came_before(parameter):
+        if self._come.setdefault(id(parameter), _passes) != _passes:
             self._has_unsynced = True
             return False, False
-        return self.leaves, self.syncs
+        return self._leaves, self.syncs
 
     def all_came(self, parameters: Iterable[torch.Tensor]) -> None:
-        """These parameters' gradients have come, also those of which no hook has told."""
         self._come.update((id(one), 0) for one in parameters if one.grad is not None)
-
-    def came_before(self, parameter: torch.Tensor) -> bool:
-        """Whether the parameter's gradient has come in an earlier pass of the same calls."""
-        return self._come.get(id(parameter), _passes) != _passes
-
-    def leave(self) -> None:
-        """Gradients of the step leave from now on, those of the pass under way among them."""
-        self.adds, self.adds_plainly = False, True
 
     @property
     def has_passed(self) -> bool:
-        """Whether there was a pass since the last step, not in `no_sync`."""
         return bool(self._since_step)
 
     @property
-    def are_local(self) -> bool:
-        """Whether all since the last step were in `no_sync`."""
+    def are_local(self) -> bool:  # type: ignore[override]
         return self._has_unsynced and not self._since_step
 
     def ended(self) -> bool:
-        """`backward` has ended; returns whether no more gradients come before the step."""
         if not self._is_open:
             return False
         if self._has_ended:
             self._in_parts.add(self._kind)
         self._is_open, self._has_ended = False, True
-        return self.leaves and self._kind not in self._in_parts
+        return self._leaves and self._kind not in self._in_parts
 
     def step_ends(self) -> None:
-        """The optimizer has made a step."""
-        self.steps += 1
+        super().step_ends()
         if self._since_step:
             *others, last = self._since_step
             self._is_last.setdefault(last, True)
             self._is_last.update((kind, False) for kind in others)
         self._since_step, self._has_unsynced = [], False
 
+    def end(self) -> None:
+        _all.discard(self)
 
-_all: WeakSet[Passes] = WeakSet()
-"""Those of all optimizers of this process."""
+
+_all: WeakSet[CalledPasses] = WeakSet()
+"""Those of all optimizers of this process whose models tell."""
 _every: WeakSet[Any] = WeakSet()
 """All steps of this process, and what else has a `number` and is told of passes."""
 _passes = 0
@@ -210,6 +259,18 @@ def _in_order() -> List[Any]:
     return sorted(_every, key=lambda one: one.number)
 
 
+@torch._disable_dynamo
+def _begin(roots: Sequence[Any]) -> None:
+    for one in _in_order():
+        one.begin_pass(roots)
+
+
+@torch._disable_dynamo
+def _finish() -> None:
+    for one in _in_order():
+        one.finish()
+
+
 @functools.lru_cache(maxsize=None)
 def _watch_backward() -> None:
     """Has passes end when torch.autograd.backward ends, which Tensor.backward calls. torch's engine
@@ -234,16 +295,14 @@ def _watch_backward() -> None:
             if is_first:
                 roots = arguments[0] if arguments else more.get("tensors", ())
                 roots = (roots,) if isinstance(roots, torch.Tensor) else tuple(roots)
-                for one in _in_order():
-                    one.begin_pass(roots)
+                _begin(roots)
             result = backward(*arguments, **more)
         finally:
             with _calling:
                 _open_calls -= 1
                 is_last = not _open_calls
         if is_last:
-            for one in _in_order():
-                one.finish()
+            _finish()
         return result
 
     torch.autograd.backward = call_and_finish

@@ -83,33 +83,29 @@ class ServerSteps(CommonSteps):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str],
-        syncs: Callable[[torch.Tensor], bool],
-        may_leave: Callable[[torch.Tensor], bool],
+        passes: Passes,
         may_give_way: bool,
         expects_means: bool,
     ) -> None:
-        """`buffers` as in `SharedModel`; `syncs(parameter)`: whether a gradient is of a backward
-        pass in no `no_sync`, and leaves at once. `may_leave(parameter)`: whether one that does not
-        would be a mean when the pass ends, if workers updated the weights. `may_give_way`: workers
-        update the weights (`AverageSteps`) if the script uses gradients between `backward` and
-        `step` in its first step. `expects_means`: the script takes gradients for means, which
-        servers keep for it.
+        """`buffers` as in `SharedModel`. `may_give_way`: workers update the weights
+        (`AverageSteps`) if the script uses gradients between `backward` and `step`, in its first
+        step, and where servers keep means, which they do if they can, in later ones.
+        `expects_means`: the script takes gradients for means in any case.
 
         Raises NotSupportedError for an optimizer, a parameter or a buffer that can't be shared.
         """
         super().__init__(model, optimizer, client.own, client.worker)
         own, worker = client.own, client.worker
-        self._client, self._syncs, self._may_leave = client, syncs, may_leave
+        self._client, self.passes = client, passes
         self._whole = needs_whole(optimizer)
         """Whether servers update whole tensors, and not slices."""
         sparse = sparse_weights(model, optimizer)
         check_rows(optimizer, sparse)
         if own.codec_applies_momentum and optimizer.state:
             own.combine({Feature.STATES}, "the optimizer has trained before")
-        self._expects_means = expects_means and worker.num_workers > 1
-        """Whether this worker's own gradient becomes the mean before the script uses it."""
+        keeps_means = expects_means or (may_give_way and not sparse)
         shared = self._shared = SharedModel(
-            client, model, optimizer, buffers, self._whole, sparse, keeps_means=self._expects_means
+            client, model, optimizer, buffers, self._whole, sparse, keeps_means=keeps_means
         )
         self._all_left = False
         """Whether no more gradients of the step leave."""
@@ -118,8 +114,14 @@ class ServerSteps(CommonSteps):
         self._of = shared.of_parameter
         self._exchange = shared.exchange
         self._pushes = shared.pushes
+        self._gives_way = may_give_way and self._may_give_way()
+        self._keeps_means = all(one.key.declared.keeps_means for one in shared.buckets)
+        """Whether servers keep all means of the last step, and the states before it."""
+        expects_means |= self._gives_way and self._keeps_means
+        self._expects_means = expects_means and worker.num_workers > 1
+        """Whether this worker's own gradient becomes the mean before the script uses it."""
         self._clipping = Clipping(
-            own, self._pushes.clipping, worker.num_workers, worker.barrier, self._expects_means,
+            own, self._pushes.clipping, worker.num_workers, worker.barrier, self._gives_way,
             [one.dtype for one in shared.every],
         )  # fmt: skip
         self._means = Means(own, self._exchange, self._clipping, self._of)
@@ -135,17 +137,12 @@ class ServerSteps(CommonSteps):
         self._undecided: Optional[Gradients] = None
         """While the first step has not shown who updates the weights: what tells it of all
         workers."""
-        self._gives_way = may_give_way and self._may_give_way()
         if self._gives_way:
             check_optimizer(own, self._script_optimizer, None)
             self._undecided = Gradients(worker, own, shared.every)
         else:
             shared.resuming.set_optimizer(self._script_optimizer)
-        self._keeps_means = all(one.key.declared.keeps_means for one in shared.buckets)
-        """Whether servers keep all means of the last step, and the states before it."""
         self._hooks = Hooks(shared.buckets, self._ready)
-        self.passes: Optional[Passes] = None
-        """Where the script takes gradients for means: tells when no more come before a step."""
         tell_of_passes(self)
         self._unscaled = ServerSteps.scaled
         """That number when gradients were known to be of no scaled loss."""
@@ -181,21 +178,21 @@ class ServerSteps(CommonSteps):
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
         if parameter.grad is None or self._exchange.leaves_out:
             return
-        syncs = self._syncs(parameter)
+        leaves, may_leave = self.passes.reached(parameter)
         self._made_then = ServerSteps.made
         bucket, weight = self._of[id(parameter)]
         end_past(parameter.grad)
         if self._undecided is not None:
             self._changes.first_gradient_comes()
         self._changes.unsee(weight)
-        if not syncs:
-            if self._may_leave(parameter):
+        if not leaves:
+            if may_leave:
                 self._changes.see(bucket, weight)
             return
         if bucket.pushed or weight.leaving is not None:
             why = "the script makes several backward passes"
             steps = self._decided(why, False)
-            if steps is None and self.passes is not None and self._are_own:
+            if steps is None and self._are_own:
                 steps = self._taken_back(f"{why} before a step, or leaves out a step")
             if steps is not None:
                 steps.ready(parameter)
@@ -212,9 +209,8 @@ class ServerSteps(CommonSteps):
                 self._exchange.push(bucket)
 
     def _may_give_way(self) -> bool:
-        """Whether workers could update the weights by these settings."""
-        tables = any(bucket.is_table for bucket in self._shared.buckets)
-        if not self._own.rule.waits_for_each_round or self._own.is_saved or tables:
+        """Whether workers could update the weights."""
+        if any(bucket.is_table for bucket in self._shared.buckets):
             return False
         try:
             check_sums(self._client, self._shared)
@@ -231,7 +227,7 @@ class ServerSteps(CommonSteps):
         Raises NotSupportedError where they keep none."""
         if torch._C._current_graph_task_id() != -1 or ServerSteps.moving:
             return False
-        if self.passes is not None and self.passes.are_local:
+        if self.passes.are_local:
             return False  # as with DistributedDataParallel
         if self.may_change:
             return self._decided("the script uses gradients between backward and step") is not None
@@ -268,7 +264,7 @@ class ServerSteps(CommonSteps):
     def finish(self) -> None:
         """A backward pass has ended. Other workers may wait for the means before this one is in
         `step`, and this one for them."""
-        if self.passes is None or vars(self._optimizer)["_steps"] is not self:
+        if vars(self._optimizer)["_steps"] is not self:
             return
         if self.passes.is_awaited and not self._exchange.leaves_out:
             self._see_unhooked()
@@ -294,7 +290,7 @@ class ServerSteps(CommonSteps):
         written to one since the last step, has given the optimizer others, or has left out a step
         that it has clipped: as with DistributedDataParallel, all workers do the same."""
         self._hooks.stay_last()
-        if self.passes is None or not self._gives_way or self._joined:
+        if not self._gives_way or self._joined:
             return
         if vars(self._optimizer)["_steps"] is not self:
             return
@@ -307,15 +303,17 @@ class ServerSteps(CommonSteps):
                 self.passes.all_came(self._parameters.values())
                 self._taken_back(why).has_passed = True
             return
-        if not self.passes.is_awaited:
+        if self.passes.tells_calls and not self.passes.is_awaited:
             return
         if self._has_left:
-            if self._clipping.can_be_voted_down:
+            if self._clipping.can_be_voted_down and self._may_reach(roots):
                 self._have_means()
                 self._taken_back("the script leaves out a step that it has clipped")
             return
-        if self._clipping.last_factors:
-            self._have_means()
+        if self._clipping.last_factors and (self._expects_means or self._keeps_means):
+            stay = any(one.parameter.grad is not None for one in self._shared.every)
+            if stay and self._may_reach(roots):
+                self._have_means()
         if len(parameters_of(self._optimizer)) != len(self._places):
             why = "the script gives the optimizer other parameters"
             self._keep_orphans()
@@ -325,10 +323,17 @@ class ServerSteps(CommonSteps):
             why = "gradients are parts of a larger tensor, by which the script may use them"
         else:
             return
+        if not self._may_reach(roots):
+            return
         if self.may_change:
             self._decided(why, is_over=False)
         else:
             self._given_way(why)
+
+    def _may_reach(self, roots: Sequence[Any]) -> bool:
+        """Whether a backward pass from `roots` may reach the parameters, as models' calls tell it,
+        or else what it goes through."""
+        return self.passes.tells_calls or is_reached(self._parameters, roots)
 
     def _keep_orphans(self) -> None:
         """What the script has taken from the optimizer goes on to have means, as its models'."""
@@ -367,7 +372,7 @@ class ServerSteps(CommonSteps):
         """What makes steps from this one on, if all its passes were in `no_sync`, or there was none
         and the script has set gradients: they are each worker's own, as with
         DistributedDataParallel. None if they are not."""
-        if self.passes is None or not self._gives_way or self._has_left or self._joined:
+        if not (self.passes.tells_calls and self._gives_way) or self._has_left or self._joined:
             return None
         if self.passes.are_local:
             why = "the script makes a step whose backward passes are all in no_sync"
@@ -390,7 +395,7 @@ class ServerSteps(CommonSteps):
     def give_way(self, why: str) -> None:
         """Has workers update the weights from now on, where they can: something else than `step` is
         about to use gradients, if there are any, which are means then. All workers do the same."""
-        if self.passes is None or self._joined or self._given_way_if_local() is not None:
+        if self._joined or self._given_way_if_local() is not None:
             return
         has_passed = self.passes.has_passed
         if self.may_change:
@@ -407,7 +412,7 @@ class ServerSteps(CommonSteps):
     def _given_way(self, why: str) -> AverageSteps:
         """What makes steps from now on, between two of them: workers update the weights."""
         self._shared.check()
-        steps = AverageSteps.renewed(self, self._shared, self._syncs)
+        steps = AverageSteps.renewed(self, self._shared, self.passes)
         self._optimizer.state = rounded(self._optimizer.state)
         self._give_way(steps)
         steps.say_why(why)
@@ -426,7 +431,6 @@ class ServerSteps(CommonSteps):
     def _are_own(self) -> bool:
         """Whether a step can be taken back though a pass has added to gradients that have left:
         each is this worker's own, and the script's calls of models tell of the pass."""
-        assert self.passes is not None
         if not self._can_take_back or not (self.passes.adds_plainly or self._clipping.can_drop):
             return False
         return not any(
@@ -463,17 +467,23 @@ class ServerSteps(CommonSteps):
         a rate for the step, has changed or left out a gradient, or has written to a weight, or by
         `why`; None where it has done none of these. Raises NotSupportedError where it has changed a
         gradient and the step can't be taken back."""
-        if not (self._has_left and self._can_take_back) or self.passes is None:
+        if not self._can_take_back:
             self._exchange.check_gradients()
             return None
-        settings = self._pushes.optimizer
-        assert settings is not None
-        why = self._changes.of_later_step(settings, self._pushes.clipping.clips) or why
+        if self._has_left:
+            settings = self._pushes.optimizer
+            assert settings is not None
+            why = self._changes.of_later_step(settings, self._pushes.clipping.clips) or why
+        elif self._exchange.written():
+            why = WRITES
         if not why:
             return None
-        if self.passes.adds and not self._are_own:
+        if self._has_left and self.passes.adds and not self._are_own:
             self._exchange.check_gradients()
             return None
+        self._exchange.accept_writes()
+        if not self._has_left:
+            self._have_all_leave()
         if not self.passes.adds:
             self._have_means()
         steps = self._taken_back(why)
@@ -483,8 +493,24 @@ class ServerSteps(CommonSteps):
         return steps
 
     def check_added(self, parameters: Any) -> None:
-        if not self._gives_way or self._undecided is not None:
+        self._shared.check()
+        self._check_between()
+        if any(bucket.is_table for bucket in self._shared.buckets):
             super().check_added(parameters)
+        if self._has_left or self.passes.has_passed:
+            raise NotSupportedError(
+                "opt.add_param_group() was called between backward and step(): call it after step()"
+            )
+
+    def added(self) -> None:
+        """All parameters are shared anew, as the scheduler and the servers know a store's."""
+        if len(parameters_of(self._optimizer)) > len(self._places):
+            attached: Any = self._optimizer
+            attached.share_anew()
+            steps = attached._steps
+            steps._pace = self._pace
+            if self._exchange.weight != 1.0:
+                steps.weigh(self._exchange.weight)
 
     @property
     def may_change(self) -> bool:
@@ -526,10 +552,10 @@ class ServerSteps(CommonSteps):
                     weight.parameter.grad = leaving.gradient
                     dropped.append(weight.parameter)
         if any(bucket.by_rows for bucket in self._shared.buckets):  # which sums have otherwise
-            steps = AverageSteps.renewed(self, self._shared, self._syncs)
+            steps = AverageSteps.renewed(self, self._shared, self.passes)
         else:
             steps = AverageSteps(
-                self._client, self._model, self._optimizer, self._shared, gradients, self._syncs
+                self._client, self._model, self._optimizer, self._shared, gradients, self.passes
             )
             self._shared.belong_to(steps)
             steps._attendance = self._attendance
@@ -557,7 +583,7 @@ class ServerSteps(CommonSteps):
         if self.may_change:
             return float(norm_type) != 2
         is_late = self._clipping.is_known and not self._pushes.clipping.clips
-        return self._expects_means and is_late
+        return is_late and (self._expects_means or self._can_take_back)
 
     def clip(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         self._shared.check()
@@ -609,7 +635,7 @@ class ServerSteps(CommonSteps):
         ServerSteps.made += 1
         self._begin(is_absent)
         self._exchange.push_remaining(self._shared.buckets)
-        self._exchange.check_kept(self.passes is not None and self._can_take_back)
+        self._exchange.check_kept(self._can_take_back)
         if is_absent:
             self._clipping.clip_as_before()
         self._clipping.end_step()
@@ -710,8 +736,7 @@ class ServerSteps(CommonSteps):
                 self.attendance.say(self._pushes.step, True)
             self._means.step_begins()
             self._has_left = True
-            if self.passes is not None:
-                self.passes.leave()
+            self.passes.leave()
 
     def _check_settings(self) -> None:
         """Raises NotSupportedError where the optimizer has changed since gradients left."""

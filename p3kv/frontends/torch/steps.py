@@ -130,7 +130,11 @@ class Steps(ABC):
         """Raises NotSupportedError where no parameters may be added."""
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         given = [one[1] if isinstance(one, tuple) else one for one in parameters]
-        raise NotSupportedError(f"{self._called(given)} can't be added {_TOO_LATE}")
+        raise NotSupportedError(
+            f"{self._called(given)} can't be added after "
+            "p3kv.torch.Optimizer is made: give it all parameters before, those that are frozen at "
+            "first, too, or call p3kv.torch.Optimizer(model, optimizer) once more"
+        )
 
     def added(self) -> None:  # noqa: B027
         """The optimizer has more parameters."""
@@ -146,7 +150,9 @@ class Steps(ABC):
         fewer = [one for at, one in self._parameters.items() if at not in now]
         if more:
             raise NotSupportedError(
-                f"{self._called(more)} can't come into the optimizer's param_groups {_TOO_LATE}"
+                f"{self._called(more)} can't come into the optimizer's param_groups by themselves: "
+                "call opt.add_param_group() after a step, or p3kv.torch.Optimizer(model, optimizer)"
+                " once more"
             )
         if fewer and not may_have_fewer:
             raise NotSupportedError(
@@ -237,6 +243,14 @@ class CommonSteps(Steps):
     def end_epoch(self, is_over: bool) -> None:
         self._joined = None
 
+    def _check_between(self) -> None:
+        """Raises NotSupportedError in an epoch, in which parameters can't be added."""
+        if self._joined is not None:
+            raise NotSupportedError(
+                "opt.add_param_group() was called inside of opt.join(), where a worker without "
+                "batches does not call it: call it between epochs"
+            )
+
     def _check_weighs(self) -> None:
         """To be called where the script weighs a step."""
         if self._joined is not None and self._joined.counts_absent:
@@ -278,10 +292,3 @@ def evaluated(closure: Optional[Callable[[], Any]]) -> Any:
         return None
     with torch.enable_grad():
         return closure()
-
-
-_TOO_LATE = (
-    "after p3kv.torch.Optimizer is made: give it all parameters before, those that are frozen at "
-    "first, too, call p3kv.torch.Optimizer(model, optimizer) once more, or give it "
-    "updates='workers', and call opt.add_param_group()"
-)

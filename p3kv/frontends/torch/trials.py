@@ -18,6 +18,7 @@ from p3kv.config import Launch
 from p3kv.config.trials import ALONE, NATIVE, Trial
 from p3kv.frontends.torch.environment import talk_at
 from p3kv.frontends.torch.hooks import hooked
+from p3kv.frontends.torch.passes import Passes
 from p3kv.frontends.torch.steps import Number, evaluated, own_step
 from p3kv.store.trial_clock import TrialClock
 
@@ -40,9 +41,8 @@ class TorchTrial(TrialClock):
         trial: Trial,
         model: torch.nn.Module,
         parameters: Sequence[torch.nn.Parameter],
-        syncs: Callable[[torch.Tensor], bool],
+        passes: Passes,
     ) -> None:
-        """`syncs()`: whether a backward pass belongs to no `no_sync`."""
         super().__init__(trial)
         self._clocks = {
             device: _DeviceClock(device)
@@ -53,7 +53,7 @@ class TorchTrial(TrialClock):
         assert launch is not None
         self.place = launch.rank or 0, launch.num_workers
         """Rank and number of the workers, as in a job of p3kv's."""
-        self._syncs = syncs
+        self._passes = passes
         self._is_between = True
         self._keys: Dict[int, int] = {}
         for at, parameter in enumerate(parameters):
@@ -61,7 +61,7 @@ class TorchTrial(TrialClock):
             if parameter.is_floating_point() or parameter.is_complex():
                 hooked(parameter, self._ready)
         if trial.store == NATIVE:
-            _average_gradients(model, syncs, launch)
+            _average_gradients(model, passes, launch)
         atexit.register(self.tell)
 
     def update(self, optimizer: torch.optim.Optimizer, closure: Optional[Callable[[], Any]]) -> Any:
@@ -89,7 +89,8 @@ class TorchTrial(TrialClock):
             sys.exit(0)
 
     def _ready(self, parameter: torch.Tensor) -> None:
-        if not self._syncs(parameter):
+        _, averages = self._passes.reached(parameter)
+        if not averages:
             return
         clock = self._clocks.get(parameter.device)
         moment = None if clock is None else (clock, clock.now())
@@ -133,9 +134,7 @@ class _DeviceClock:
         return self._began_s + float(self._began.elapsed_time(event)) / 1000
 
 
-def _average_gradients(
-    model: torch.nn.Module, syncs: Callable[[torch.Tensor], bool], launch: Launch
-) -> None:
+def _average_gradients(model: torch.nn.Module, passes: Passes, launch: Launch) -> None:
     """Has DistributedDataParallel, as it is by default, average gradients in each backward pass.
 
     The script calls its own model, so the model's hooks do what the wrapper's `forward` does.
@@ -145,7 +144,7 @@ def _average_gradients(
     parallel.__init__(model)
 
     def before(module: torch.nn.Module, inputs: Any, named: Any) -> Any:
-        parallel.require_backward_grad_sync = syncs(next(model.parameters()))
+        parallel.require_backward_grad_sync = passes.syncs
         return parallel._pre_forward(*inputs, **named)
 
     def after(module: torch.nn.Module, inputs: Any, output: Any) -> Any:

@@ -32,6 +32,8 @@ class Written:
         self._every = every
         self._steps = 0
         self._compares_all = True
+        self.is_accepted = False
+        """Whether what the script writes is not looked for any more."""
         self._turn: Optional[Weight] = None
         """That which is compared in this step, whatever shows."""
         self._turn_value: Optional[torch.Tensor] = None
@@ -115,7 +117,7 @@ class Written:
     def check(self, weight: Weight) -> None:
         """Raises NotSupportedError for a weight that has been written to; not while its next value
         is under way."""
-        if weight.is_table:
+        if weight.is_table or self.is_accepted:
             return
         with torch._C.DisableTorchFunctionSubclass():
             may_be = weight.may_be_written() or weight.parameter._version != weight.value_version
