@@ -35,6 +35,7 @@ from p3kv.wire.control import ControlClient, Node
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import (
+    MAX_PLACE_CHARS,
     UNKNOWN,
     AskWhereabouts,
     BarrierPassed,
@@ -275,11 +276,13 @@ class Worker(JobMember, Node):
         if self._data_plane is not None and self.usable:
             self.loop.call_soon(self._data_plane.forget, number, done)
 
-    def barrier(self, purpose: str = "") -> None:
+    def barrier(self, purpose: str = "", why: str = "") -> None:
         """Waits until every worker has reached this barrier. The job fails if workers are there for
-        different purposes. A purpose goes on "worker 0 waits": "to load states"."""
+        different purposes. A purpose goes on "worker 0 waits": "to load states". `why` is this
+        worker's own, and is told with the script's place."""
         self.check()
-        self.control.request(BarrierReached(purpose, self.script.place()), BarrierPassed)
+        place = "; ".join(filter(None, (why, self.script.place())))[:MAX_PLACE_CHARS]
+        self.control.request(BarrierReached(purpose, place), BarrierPassed)
 
     def sums(
         self, numbers: Sequence[Union[int, float]], purpose: str = "to sum a number"

@@ -80,10 +80,11 @@ class AverageSteps(CommonSteps):
         buffers: Optional[str],
         passes: Passes,
         older: Optional[SharedModel] = None,
+        why: str = "",
     ) -> AverageSteps:
         """Shares the parameters of an optimizer, and has it step by means. `buffers` as in
-        `SharedModel`. `older`: what has shared them before. Raises what `SharedModel` and
-        `check_sums` raise."""
+        `SharedModel`. `older`: what has shared them before; `why` it does not any more. Raises
+        what `SharedModel` and `check_sums` raise."""
         sparse = sparse_weights(model, optimizer, by_servers=False)
         shared = SharedModel(
             client, model, optimizer, buffers, whole=False, sparse=sparse, by_servers=False
@@ -93,16 +94,18 @@ class AverageSteps(CommonSteps):
         steps = cls(client, model, optimizer, shared, gradients, passes)
         if older is not None:
             shared.follow(older)
-        shared.begin(steps)
+        shared.begin(steps, why)
         return steps
 
     @classmethod
-    def renewed(cls, before: CommonSteps, shared: SharedModel, passes: Passes) -> AverageSteps:
+    def renewed(
+        cls, before: CommonSteps, shared: SharedModel, passes: Passes, why: str = ""
+    ) -> AverageSteps:
         """As `attached`, with a new store in place of that which has shared the parameters."""
         rule = before._own.consistency
         client: Client[TorchScriptOptimizer] = Client("torch", TorchGoesOn, rule)
         model, optimizer = before._model, before._optimizer
-        return cls.attached(client, model, optimizer, shared.chosen_buffers, passes, shared)
+        return cls.attached(client, model, optimizer, shared.chosen_buffers, passes, shared, why)
 
     def exchange_now(self) -> None:
         """Has the gradients that there are be the means of all workers', as after a pass."""

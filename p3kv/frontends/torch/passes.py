@@ -97,7 +97,7 @@ class CalledPasses(Passes):
         """`parameters`: the ids of those that the optimizer trains."""
         super().__init__()
         self._parameters = parameters
-        self._leaves = False
+        self.leaves = False
         """Whether gradients of the pass under way leave as soon as they are computed."""
         self._calls: Dict[Tuple[int, bool], int] = {}
         """Calls of models since the last backward pass."""
@@ -136,11 +136,11 @@ class CalledPasses(Passes):
         call = model, is_fed
         self._calls[call] = self._calls.get(call, 0) + 1
         self._kind = frozenset((call, number > 1) for call, number in self._calls.items())
-        self._leaves = self._syncs and (not self.steps or self._is_last.get(self._kind, False))
-        return not self._leaves
+        self.leaves = self._syncs and (not self.steps or self._is_last.get(self._kind, False))
+        return not self.leaves
 
     def _known(self) -> Dict[str, Any]:
-        names = "_has_begun", "_has_ended", "_come", "_syncs", "_kind", "_leaves"
+        names = "_has_begun", "_has_ended", "_come", "_syncs", "_kind", "leaves"
         return {**{name: getattr(self, name) for name in names}, "_calls": dict(self._calls)}
 
     def forget_call(self, model: int) -> None:
@@ -179,7 +179,7 @@ class CalledPasses(Passes):
         if self._come.setdefault(id(parameter), _passes) != _passes:
             self._has_unsynced = True
             return False, False
-        return self._leaves, self.syncs
+        return self.leaves, self.syncs
 
     def all_came(self, parameters: Iterable[torch.Tensor]) -> None:
         self._come.update((id(one), 0) for one in parameters if one.grad is not None)
@@ -198,7 +198,7 @@ class CalledPasses(Passes):
         if self._has_ended:
             self._in_parts.add(self._kind)
         self._is_open, self._has_ended = False, True
-        return self._leaves and self._kind not in self._in_parts
+        return self.leaves and self._kind not in self._in_parts
 
     def step_ends(self) -> None:
         super().step_ends()

@@ -412,7 +412,7 @@ class ServerSteps(CommonSteps):
     def _given_way(self, why: str) -> AverageSteps:
         """What makes steps from now on, between two of them: workers update the weights."""
         self._shared.check()
-        steps = AverageSteps.renewed(self, self._shared, self.passes)
+        steps = AverageSteps.renewed(self, self._shared, self.passes, why)
         self._optimizer.state = rounded(self._optimizer.state)
         self._give_way(steps)
         steps.say_why(why)

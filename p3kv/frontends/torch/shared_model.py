@@ -149,9 +149,9 @@ class SharedModel:
         for buffers in self.buffers:
             buffers.stay(self)
 
-    def begin(self, steps: Steps) -> None:
+    def begin(self, steps: Steps, why: str = "") -> None:
         """Has `steps` train the parameters, in place of older ones, and gives all workers rank 0's
-        values."""
+        values. `why`: this worker's reason, for one that waits for the others in vain."""
         for weight in self.every:
             older = _STEPS_OF.get(id(weight.parameter))
             if older is not None:
@@ -162,7 +162,7 @@ class SharedModel:
             if isinstance(bucket, Table):
                 bucket.steps = steps
         self._own.has_optimizer(len(self.every), self._uses, same_names=True)
-        self.worker.barrier("to share the model")
+        self.worker.barrier("to share the model", why)
         EARLY.start()
         self._devices.start()
         self._exchange_initial()
