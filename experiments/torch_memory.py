@@ -27,22 +27,30 @@ _ABOUT = {
 
 
 class Case(NamedTuple):
-    """A system of `experiments.emulation.systems`, and whether optimizer states are split among
-    workers."""
+    """A system of `experiments.emulation.systems`, whether optimizer states are split among
+    workers, and P3KV_UPDATES."""
 
     system: str
     zero: bool = False
+    updates: str = ""
 
 
-CASES = (Case("p3kv_torch"), Case("ddp_25mb"), Case("ddp_25mb", zero=True), Case("fsdp2"))
+CASES = (
+    Case("p3kv_torch"),
+    Case("p3kv_torch", updates="servers"),
+    Case("ddp_25mb"),
+    Case("ddp_25mb", zero=True),
+    Case("fsdp2"),
+)
 
 
 def run(case: Case, size: Sequence[str]) -> Dict[str, Any]:
     """Trains once, on hosts of its own. Raises RunFailed."""
     worker = ["experiments.training.torch_worker", case.system, str(HOSTS), str(_STEPS), *size]
     with Cluster(HOSTS, None) as cluster:
+        settings = {"P3KV_UPDATES": case.updates} if case.updates else {}
         done = run_job(
-            cluster, SYSTEMS[case.system], worker + ["--zero"] * case.zero, _TIMEOUT_S, {}
+            cluster, SYSTEMS[case.system], worker + ["--zero"] * case.zero, _TIMEOUT_S, settings
         )
     return {
         "model_mb": round(done.ends[0]["elems"] * 4e-6, 1),
@@ -57,6 +65,7 @@ def table_text(runs: Sequence[Mapping[str, Any]]) -> str:
     lines: List[str] = []
     for one in runs:
         title = SYSTEMS[one["system"]].title + ", ZeroRedundancyOptimizer" * one["zero"]
+        title += f", P3KV_UPDATES={one['updates']}" if one.get("updates") else ""
         lines.append(
             f"{title:58} model {one['model_mb']:.0f} MB, worker {one['worker_mb']:.0f} MB "
             f"({one['worker_mb'] / one['model_mb']:.1f} x), server {one['server_mb']:.0f} MB"

@@ -83,6 +83,12 @@ def clip() -> None:
     for norm, expected in norms:  # also of those that are read long after
         torch.testing.assert_close(norm, expected, rtol=1e-5, atol=0)
     assert sum(float(norm) > 0.1 for norm, _ in norms) > 5
+    before = [one.detach().clone() for one in net.parameters()]
+    backward(net, 0, rank, 1.0)
+    optimizer.clip_grad_norm_(1.0)
+    skipped = optimizer.skip_step(rank == 1)  # for the first time
+    optimizer.step()
+    assert skipped and all(map(torch.equal, net.parameters(), before))
     raise_where_not_finite(optimizer, net)
     refuse_others(optimizer, net)
     print("clipped as one process")

@@ -19,11 +19,6 @@ class Passes:
     """The backward passes of a step, of which the script says itself, by `no_sync`, which are not
     the last. Their gradients are to leave all the same, in `step`."""
 
-    tells_calls = False
-    """Whether calls of models tell of passes. Gradients of which all are in `no_sync` are each
-    worker's own then."""
-    is_awaited = False
-    """Whether models have been called, and the pass that belongs to these calls has not begun."""
     are_local = False
     """Whether all since the last step were in `no_sync` of models."""
 
@@ -38,14 +33,14 @@ class Passes:
         self._has_passed = False
 
     @property
-    def syncs(self) -> bool:
-        """Whether the pass under way, or the next one, is in no `no_sync`."""
-        return not self.adds_up
-
-    @property
     def has_passed(self) -> bool:
         """Whether there was a pass since the last step that may count in it."""
         return self._has_passed
+
+    @property
+    def syncs(self) -> bool:
+        """Whether the pass under way, or the next one, is in no `no_sync`."""
+        return not self.adds_up
 
     def reached(self, parameter: torch.Tensor) -> Tuple[bool, bool]:
         """A gradient is complete; returns whether it leaves, and whether it would if workers
@@ -53,23 +48,12 @@ class Passes:
         self._has_passed = True
         if self.adds_up:
             self.adds, self.adds_plainly = True, False
-        return self.syncs, self.syncs
+            return False, False
+        return True, True
 
     def leave(self) -> None:
         """Gradients of the step leave from now on, those of the pass under way among them."""
         self.adds, self.adds_plainly = False, True
-
-    def is_uncalled(self, roots: Iterable[Any]) -> bool:
-        """Whether the pass that begins now from `roots` belongs to no calls of models, whosever
-        these are, but those of one that has ended."""
-        return False
-
-    def all_came(self, parameters: Iterable[torch.Tensor]) -> None:
-        """These parameters' gradients have come, also those of which no hook has told."""
-
-    def ended(self) -> bool:
-        """`backward` has ended; returns whether no more gradients come before the step."""
-        return False
 
     def step_ends(self) -> None:
         """The optimizer has made a step."""
@@ -78,6 +62,7 @@ class Passes:
 
     def end(self) -> None:
         """The optimizer trains no more."""
+        _all.discard(self)
 
 
 class CalledPasses(Passes):
@@ -90,8 +75,6 @@ class CalledPasses(Passes):
     `step`, as they are then, and so do those of the first pass of a kind after the first step. In
     the first step nothing leaves before `step` anyway, and the optimizer sees what the script does.
     """
-
-    tells_calls = True
 
     def __init__(self, parameters: Container[int]) -> None:
         """`parameters`: the ids of those that the optimizer trains."""
@@ -154,10 +137,14 @@ class CalledPasses(Passes):
         return self._syncs and not self.adds_up
 
     @property
-    def is_awaited(self) -> bool:  # type: ignore[override]
+    def is_awaited(self) -> bool:
+        """Whether models have been called, and the pass that belongs to these calls has not
+        begun."""
         return bool(self._calls) and not self._has_begun
 
     def is_uncalled(self, roots: Iterable[Any]) -> bool:
+        """Whether the pass that begins now from `roots` belongs to no calls of models, whosever
+        these are, but those of one that has ended."""
         return self._has_ended and not any(
             one.is_awaited and is_reached(one._parameters, roots) for one in _all
         )
@@ -182,6 +169,7 @@ class CalledPasses(Passes):
         return self.leaves, self.syncs
 
     def all_came(self, parameters: Iterable[torch.Tensor]) -> None:
+        """These parameters' gradients have come, also those of which no hook has told."""
         self._come.update((id(one), 0) for one in parameters if one.grad is not None)
 
     @property
@@ -193,6 +181,7 @@ class CalledPasses(Passes):
         return self._has_unsynced and not self._since_step
 
     def ended(self) -> bool:
+        """`backward` has ended; returns whether no more gradients come before the step."""
         if not self._is_open:
             return False
         if self._has_ended:
@@ -208,11 +197,8 @@ class CalledPasses(Passes):
             self._is_last.update((kind, False) for kind in others)
         self._since_step, self._has_unsynced = [], False
 
-    def end(self) -> None:
-        _all.discard(self)
 
-
-_all: WeakSet[CalledPasses] = WeakSet()
+_all: WeakSet[Any] = WeakSet()
 """Those of all optimizers of this process whose models tell."""
 _every: WeakSet[Any] = WeakSet()
 """All steps of this process, and what else has a `number` and is told of passes."""

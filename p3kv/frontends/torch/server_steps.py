@@ -36,7 +36,13 @@ from p3kv.frontends.torch.optimizers.optimizer_settings import needs_whole
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.optimizers.server_states import ServerStates
 from p3kv.frontends.torch.optimizers.states import rounded, unrounded
-from p3kv.frontends.torch.passes import Passes, is_reached, tell_no_more, tell_of_passes
+from p3kv.frontends.torch.passes import (
+    CalledPasses,
+    Passes,
+    is_reached,
+    tell_no_more,
+    tell_of_passes,
+)
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
@@ -264,7 +270,7 @@ class ServerSteps(CommonSteps):
     def finish(self) -> None:
         """A backward pass has ended. Other workers may wait for the means before this one is in
         `step`, and this one for them."""
-        if vars(self._optimizer)["_steps"] is not self:
+        if vars(self._optimizer)["_steps"] is not self or not isinstance(self.passes, CalledPasses):
             return
         if self.passes.is_awaited and not self._exchange.leaves_out:
             self._see_unhooked()
@@ -294,17 +300,11 @@ class ServerSteps(CommonSteps):
             return
         if vars(self._optimizer)["_steps"] is not self:
             return
-        if self.passes.is_uncalled(roots) and is_reached(self._parameters, roots):
-            why = "the script calls backward once more without a forward pass"
-            if self.may_change:
-                self._decided(why)
-            elif self._has_left and self._can_take_back and not self.passes.adds:
-                self._have_means()
-                self.passes.all_came(self._parameters.values())
-                self._taken_back(why).has_passed = True
-            return
-        if self.passes.tells_calls and not self.passes.is_awaited:
-            return
+        if isinstance(self.passes, CalledPasses):
+            if self.passes.is_uncalled(roots) and is_reached(self._parameters, roots):
+                self._have_means_before_uncalled(self.passes)
+            if not self.passes.is_awaited:
+                return
         if self._has_left:
             if self._clipping.can_be_voted_down and self._may_reach(roots):
                 self._have_means()
@@ -330,10 +330,21 @@ class ServerSteps(CommonSteps):
         else:
             self._given_way(why)
 
+    def _have_means_before_uncalled(self, passes: CalledPasses) -> None:
+        """A backward pass without a call of a model adds to gradients, which are means, what is
+        each worker's own."""
+        why = "the script calls backward once more without a forward pass"
+        if self.may_change:
+            self._decided(why)
+        elif self._has_left and self._can_take_back and not passes.adds:
+            self._have_means()
+            passes.all_came(self._parameters.values())
+            self._taken_back(why).has_passed = True
+
     def _may_reach(self, roots: Sequence[Any]) -> bool:
         """Whether a backward pass from `roots` may reach the parameters, as models' calls tell it,
         or else what it goes through."""
-        return self.passes.tells_calls or is_reached(self._parameters, roots)
+        return isinstance(self.passes, CalledPasses) or is_reached(self._parameters, roots)
 
     def _keep_orphans(self) -> None:
         """What the script has taken from the optimizer goes on to have means, as its models'."""
@@ -372,7 +383,8 @@ class ServerSteps(CommonSteps):
         """What makes steps from this one on, if all its passes were in `no_sync`, or there was none
         and the script has set gradients: they are each worker's own, as with
         DistributedDataParallel. None if they are not."""
-        if not (self.passes.tells_calls and self._gives_way) or self._has_left or self._joined:
+        is_called = isinstance(self.passes, CalledPasses)  # or what is set leaves in `step`
+        if not (is_called and self._gives_way) or self._has_left or self._joined:
             return None
         if self.passes.are_local:
             why = "the script makes a step whose backward passes are all in no_sync"
