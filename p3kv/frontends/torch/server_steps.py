@@ -509,20 +509,30 @@ class ServerSteps(CommonSteps):
         self._check_between()
         if any(bucket.is_table for bucket in self._shared.buckets):
             super().check_added(parameters)
-        if self._has_left or self.passes.has_passed:
+        if self._has_left and not self._can_take_back:
             raise NotSupportedError(
                 "opt.add_param_group() was called between backward and step(): call it after step()"
             )
 
     def added(self) -> None:
         """All parameters are shared anew, as the scheduler and the servers know a store's."""
-        if len(parameters_of(self._optimizer)) > len(self._places):
-            attached: Any = self._optimizer
-            attached.share_anew()
-            steps = attached._steps
-            steps._pace = self._pace
-            if self._exchange.weight != 1.0:
-                steps.weigh(self._exchange.weight)
+        if len(parameters_of(self._optimizer)) == len(self._places):
+            return
+        attached: Any = self._optimizer
+        if self._has_left:
+            self._have_means()
+            self._taken_back("the script adds parameters before a step, or leaves out a step")
+        elif self.may_change and self.passes.has_passed:
+            self._decided("the script adds parameters before its first step")
+        if attached._steps is not self:
+            attached._steps.added()
+            return
+        if self._expects_means:
+            self._have_means()  # or servers would forget those of gradients that stay
+        attached.share_anew()
+        attached._steps._pace = self._pace
+        if self._exchange.weight != 1.0:
+            attached._steps.weigh(self._exchange.weight)
 
     @property
     def may_change(self) -> bool:
@@ -788,6 +798,9 @@ class ServerSteps(CommonSteps):
         self.wait()
         with suppress(NotSupportedError):
             self._states.fetch()  # the servers forget theirs
+        for one in self._shared.every:
+            if one.parameter.grad is not None:
+                end_past(one.parameter.grad)  # uses tell these steps
         self._shared.stop()
         self._hooks.remove()
         tell_no_more(self)
