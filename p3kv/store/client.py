@@ -21,6 +21,8 @@ from typing import (
     Union,
 )
 
+import numpy as np
+
 from p3kv import config
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.server.optimizer import State
@@ -104,6 +106,18 @@ class Client(Generic[O]):
         """Declares a key on all workers; `name` is the parameter's, for messages. Raises
         KeyMismatchError where another worker means another tensor by it."""
         return self.own.declare(key, shape, dtype, name)
+
+    def first_value(self, key: WorkerKey, array: np.ndarray, done: Done) -> None:
+        """Has all workers' contiguous arrays have worker rank 0's value, or the checkpoint's from
+        which the job goes on; `done(error)` is called in the worker's thread."""
+        if self.rank != 0:
+            self.begin(self.pull(key), None, array.ctypes.data, done)
+            return
+        saved = self.resuming.initial(key)
+        if saved is not None:
+            array[...] = saved
+        self.begin(self.initial(key), array.ctypes.data, None, done)
+        self.resuming.give_state(key)
 
     def initial(self, key: WorkerKey) -> Request:
         """Worker rank 0's push of a key's first value."""

@@ -158,6 +158,25 @@ def test_what_a_script_does_first_in_a_later_step_is_as_with_torch_s_own() -> No
     assert found == pytest.approx({at: expected[at] for at in found}, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        [11, 177, 268, 342, 493, 705, *range(20, 32)],  # the first ones were wrong before
+        *(pytest.param(range(at, at + 100), marks=pytest.mark.long) for at in (100, 200, 300)),
+    ],
+    ids=lambda seeds: f"{len(seeds)}",
+)
+def test_loops_that_are_drawn_train_as_with_torch_s_own(seeds: Sequence[int]) -> None:
+    """With a wrapper and without: gradients that are read, changed and left, on one rank or on all,
+    weights and states that are written, passes and steps in any number."""
+    script, its = SCRIPTS / "torch_drawn.py", [str(seed) for seed in seeds]
+    expected = losses(script, args=["wrapped", *its])
+    assert len(expected) > 20 * len(seeds)
+    for modules, how in ((["-m", "p3kv.ddp"], "wrapped"), ([], "plain")):
+        found = losses(script, *modules, args=[how, *its], P3KV_SLICE_SIZE=400)
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
 def test_wrappers_optimizers_and_methods_of_public_scripts_train_as_with_torch_s_own() -> None:
     """Their subclasses, one optimizer around another, several of the same parameters, parameters of
     each rank's own, steps that were bound before p3kv is attached or are made before a pass, and

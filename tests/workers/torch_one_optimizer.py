@@ -327,7 +327,7 @@ def groups_come_in_mid_training() -> None:
         return adamw([*every][2:])
 
     pair = Pair(of_last, before=0)
-    for optimizer, model in ((pair.optimizer, pair.model), (pair.alone, pair.twin)):
+    for model in (pair.model, pair.twin):
         model[0].requires_grad_(False)
     pair.attach().step(3)
     for at in (0, 1):

@@ -96,7 +96,7 @@ class Changes:
             return _RATES
         if self._exchange.written_late(under_way=False):
             return WRITES
-        return self._of_gradients()
+        return self.of_gradients()
 
     def of_later_step(self, settings: TorchScriptOptimizer, are_held: bool) -> str:
         """What has changed in a step of which gradients have left, by `settings`; empty if nothing
@@ -106,9 +106,10 @@ class Changes:
                 return _RATES
             if self._exchange.written_late(under_way=not are_held):
                 return f"{WRITES} between backward and step"
-            return self._of_gradients()
+            return self.of_gradients()
 
-    def _of_gradients(self) -> str:
+    def of_gradients(self) -> str:
+        """Which gradient has changed since it was computed; empty if none has."""
         for bucket, weight in self._of.values():
             leaving, now = weight.leaving or self._seen.get(id(weight)), weight.parameter.grad
             if leaving is not None:

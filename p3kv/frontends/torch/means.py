@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Tuple
+from weakref import ref
 
 import torch
 
@@ -11,6 +12,7 @@ from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.script_marks import waited
 from p3kv.frontends.torch.values.bucket import Bucket, Weight
 from p3kv.frontends.torch.values.leaving import Leaving, Own, Past
+from p3kv.frontends.torch.values.watched import watcher_of
 from p3kv.worker.stores import WorkerStore
 
 
@@ -32,10 +34,23 @@ class Means:
         self._own, self._exchange, self._clipping, self._of = own, exchange, clipping, of
         self._kept: Dict[int, Tuple[int, Optional[torch.Tensor], int]] = {}
         """By bucket of several parameters: its round, and as `WorkerStore.mean_gradient`."""
+        self._own_before: List[Tuple[Weight, ref[torch.Tensor], torch.Tensor]] = []
+        """What gradients were before they became means, since gradients of the step leave."""
 
     def step_begins(self) -> None:
         """Gradients of another step leave."""
         self._kept.clear()
+        self._own_before.clear()
+
+    def add_up(self) -> None:
+        """A pass of another step may add to gradients that the script has not zeroed: what became
+        the mean is this worker's own again, since others may not have read theirs."""
+        for weight, of, before in self._own_before:
+            gradient = of()
+            past = None if gradient is None else watcher_of(gradient)
+            if isinstance(past, Past) and past.is_as_it_was and weight.parameter.grad is gradient:
+                past.becomes(before, None)
+        self._own_before.clear()
 
     def why_none(self, own: Own) -> str:
         """Why a gradient can't become the mean, whatever leaves and comes; empty if nothing is
@@ -72,12 +87,21 @@ class Means:
             if why:
                 return why
             mean = self._mean_of(weight)
+            self._own_before.append((weight, ref(gradient), gradient.detach().clone()))
             own.becomes(mean, 0)
         factors, done = self._factors_of(own), own.factors or 0
         for at, factor in enumerate(factors[done:], done + 1):
-            number = factor.factor() if isinstance(factor, LateNorm) else factor
-            own.becomes(gradient * number, at)
+            own.becomes(gradient * _number(factor), at)
         return ""
+
+    def fill(self) -> None:
+        """Has parameters of which this worker lacks a gradient in the step under way, and another
+        has one, have the mean, too. All of the step have left. Waits for all workers'."""
+        for weight in self._lacked():
+            gradient = torch.empty_like(weight.parameter).copy_(self._mean_of(weight))
+            for factor in self._clipping.factors:
+                gradient.mul_(_number(factor))
+            weight.parameter.grad = gradient
 
     def _factors_of(self, own: Own) -> List[LateNorm | float]:
         return self._clipping.factors if own.in_step else self._clipping.last_factors
@@ -103,8 +127,17 @@ class Means:
         return mean, lacking
 
     def _why_incomplete(self) -> str:
-        """Why the means are not those that DistributedDataParallel would have: this worker lacks a
-        gradient that another has. Empty if they are."""
+        """Why the means are not those that DistributedDataParallel would have. Empty if they
+        are."""
+        for one in self._lacked():
+            return (
+                f"'{one.name}' has a gradient on another worker and none on this one, which the "
+                "script may have left out"
+            )
+        return ""
+
+    def _lacked(self) -> Iterator[Weight]:
+        """Of what this worker lacks a gradient that another has."""
         self._exchange.asleep.settle()
         lacked = self._exchange.lacked
         while lacked:
@@ -112,9 +145,9 @@ class Means:
             _, by_all = self._mean_of_bucket(bucket)
             for at, one in enumerate(bucket.weights):
                 if (lacking & ~by_all) >> at & 1 and one.parameter.requires_grad:
-                    return (
-                        f"'{one.name}' has a gradient on another worker and none on this one, "
-                        "which the script may have left out"
-                    )
+                    yield one
             lacked.pop()
-        return ""
+
+
+def _number(factor: LateNorm | float) -> torch.Tensor | float:
+    return factor.factor() if isinstance(factor, LateNorm) else factor

@@ -296,19 +296,19 @@ class ServerSteps(CommonSteps):
         written to one since the last step, has given the optimizer others, or has left out a step
         that it has clipped: as with DistributedDataParallel, all workers do the same."""
         self._hooks.stay_last()
+        if not self._has_left and not self._clipping.last_factors:
+            self._means.add_up()
         if not self._gives_way or self._joined:
             return
         if vars(self._optimizer)["_steps"] is not self:
             return
+        is_uncalled = False
         if isinstance(self.passes, CalledPasses):
-            if self.passes.is_uncalled(roots) and is_reached(self._parameters, roots):
-                self._have_means_before_uncalled(self.passes)
-            if not self.passes.is_awaited:
+            is_uncalled = self.passes.is_uncalled(roots)
+            if not self.passes.is_awaited and not is_uncalled:
                 return
-        if self._has_left:
-            if self._clipping.can_be_voted_down and self._may_reach(roots):
-                self._have_means()
-                self._taken_back("the script leaves out a step that it has clipped")
+        if self._has_left or is_uncalled:
+            self._begin_second(roots, is_uncalled)
             return
         if self._clipping.last_factors and (self._expects_means or self._keeps_means):
             stay = any(one.parameter.grad is not None for one in self._shared.every)
@@ -330,16 +330,29 @@ class ServerSteps(CommonSteps):
         else:
             self._given_way(why)
 
-    def _have_means_before_uncalled(self, passes: CalledPasses) -> None:
-        """A backward pass without a call of a model adds to gradients, which are means, what is
-        each worker's own."""
-        why = "the script calls backward once more without a forward pass"
+    def _begin_second(self, roots: Sequence[Any], is_uncalled: bool) -> None:
+        """A backward pass begins before the step of the last one, and may add to its gradients: to
+        means, as with DistributedDataParallel. `is_uncalled`: what it adds is each worker's own."""
+        why = "the script makes several backward passes before a step, or leaves out a step"
+        if is_uncalled:
+            why = "the script calls backward once more without a forward pass"
+        passes = self.passes
+        takes_back = self._has_left and self._can_take_back and not passes.adds
+        if not takes_back and not (is_uncalled and self.may_change):
+            return
+        leaving = [one.leaving for one in self._shared.every if one.leaving is not None]
+        if passes.adds_up and any(one.change(one.weight.parameter.grad) is None for one in leaving):
+            return  # which the script has as its own, and the step is not left out
+        left = {at for at, (_, one) in self._of.items() if is_uncalled or one.leaving is not None}
+        if not is_reached(left, roots):
+            return
         if self.may_change:
             self._decided(why)
-        elif self._has_left and self._can_take_back and not passes.adds:
-            self._have_means()
+            return
+        self._have_means()
+        if isinstance(passes, CalledPasses) and is_uncalled:
             passes.all_came(self._parameters.values())
-            self._taken_back(why).has_passed = True
+        self._taken_back(why).has_passed = True
 
     def _may_reach(self, roots: Sequence[Any]) -> bool:
         """Whether a backward pass from `roots` may reach the parameters, as models' calls tell it,
@@ -364,8 +377,14 @@ class ServerSteps(CommonSteps):
 
     def _have_means(self) -> None:
         """Has gradients be means that a pass is to add to, or that the script's own optimizer is to
-        use, but those that the script has changed. Raises NotSupportedError where one can't be."""
+        use, but those that the script has changed; also those that this worker lacks, if it has
+        changed none. Raises NotSupportedError where one can't be."""
         with self._becoming, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            if self._has_left:
+                self._exchange.accept_writes()
+                if not self._changes.of_gradients():
+                    self._have_all_leave()
+                    self._means.fill()
             for _, weight in self._of.values():
                 gradient = weight.parameter.grad
                 own = None if gradient is None else weight.leaving or watcher_of(gradient)
@@ -456,6 +475,7 @@ class ServerSteps(CommonSteps):
         """Has workers update the weights from this step on, of which gradients have left too early:
         servers drop what has left, or have told the states before it. Weights are as they were,
         since values are written when a step ends. All workers find the same."""
+        self._exchange.accept_writes()
         with torch._C.DisableTorchFunctionSubclass():
             for _, weight in self._of.values():
                 self._changes.unsee(weight)
@@ -493,8 +513,8 @@ class ServerSteps(CommonSteps):
         if self._has_left and self.passes.adds and not self._are_own:
             self._exchange.check_gradients()
             return None
-        self._exchange.accept_writes()
         if not self._has_left:
+            self._exchange.accept_writes()
             self._have_all_leave()
         if not self.passes.adds:
             self._have_means()
@@ -509,7 +529,8 @@ class ServerSteps(CommonSteps):
         self._check_between()
         if any(bucket.is_table for bucket in self._shared.buckets):
             super().check_added(parameters)
-        if self._has_left and not self._can_take_back:
+        has_begun = self._has_left or (self.passes.has_passed and not self.may_change)
+        if has_begun and not self._can_take_back:
             raise NotSupportedError(
                 "opt.add_param_group() was called between backward and step(): call it after step()"
             )
@@ -521,7 +542,8 @@ class ServerSteps(CommonSteps):
         attached: Any = self._optimizer
         if self._has_left:
             self._have_means()
-            self._taken_back("the script adds parameters before a step, or leaves out a step")
+            why = "the script adds parameters before a step, or leaves out a step"
+            self._taken_back(why).has_passed = True
         elif self.may_change and self.passes.has_passed:
             self._decided("the script adds parameters before its first step")
         if attached._steps is not self:
@@ -619,8 +641,7 @@ class ServerSteps(CommonSteps):
             return steps.clip(max_norm, error_if_nonfinite)
         check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
         self._clipping.begin_clip(error_if_nonfinite)
-        self._begin()
-        self._exchange.push_remaining(self._shared.buckets)
+        self._have_all_leave()
         norm = self._clipping.clip(max_norm, error_if_nonfinite)
         if error_if_nonfinite:
             norm.take()
@@ -798,9 +819,13 @@ class ServerSteps(CommonSteps):
         self.wait()
         with suppress(NotSupportedError):
             self._states.fetch()  # the servers forget theirs
-        for one in self._shared.every:
-            if one.parameter.grad is not None:
-                end_past(one.parameter.grad)  # uses tell these steps
+        for _, weight in self._of.values():  # uses of their gradients tell these steps
+            self._changes.unsee(weight)
+            if weight.leaving is not None:
+                weight.leaving.stays()
+                weight.leaving = None
+            elif weight.parameter.grad is not None:
+                end_past(weight.parameter.grad)
         self._shared.stop()
         self._hooks.remove()
         tell_no_more(self)
@@ -820,11 +845,16 @@ class ServerSteps(CommonSteps):
 
     def check_load(self) -> None:
         self._own.combine({Feature.STATES}, "opt.load_state_dict()")
-        if self._has_left:
+        if not self._has_left:
+            return
+        if not self._can_take_back:
             raise NotSupportedError(
                 "opt.load_state_dict() was called between backward, when the first gradient left, "
                 "and step(): call it before backward"
             )
+        self._have_means()
+        why = "the script loads the optimizer's state before a step, or leaves out a step"
+        self._taken_back(why).has_passed = True
 
     def states_loaded(self, state_dict: Dict[str, Any]) -> None:
         """All workers call it: worker rank 0's count, from the next step on."""

@@ -318,8 +318,8 @@ class Past(ref, Watcher):
         """Whether torch has seen no write into it since the step."""
         return self._version == self.gradient._version
 
-    def becomes(self, mean: torch.Tensor, factors: int) -> None:
-        """As in `Leaving`."""
+    def becomes(self, mean: torch.Tensor, factors: Optional[int]) -> None:
+        """As in `Leaving`; without `factors` it is this worker's own again."""
         _become(self.gradient, mean)
         self.factors = factors
 
