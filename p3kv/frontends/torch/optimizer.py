@@ -66,7 +66,8 @@ class Optimizer(torch.optim.Optimizer):
     before: `torch.func`, extensions that get a weight without its module, and aliases made before
     `step`, such as `weight.data`.
 
-    One `backward` belongs to one `step`; for several, all but the last are in `no_sync()`.
+    One `backward` belongs to one `step`; for several, all but the last are in `no_sync()`, or
+    workers update.
     Parameters are floats on the CPU or on a GPU. Those of embeddings with `sparse=True` travel by
     rows. Of parameters in half precision, servers update a copy in float32, by sums of gradients in
     float32, and round it; their states are in float32, and have this copy as `master_param`. In a
@@ -142,8 +143,8 @@ class Optimizer(torch.optim.Optimizer):
         while the next forward pass runs. Or `"workers"` do it, each by its own optimizer, whatever
         it is: then every gradient is the mean of all workers' when `backward` returns, as with
         DistributedDataParallel. By default workers do it where servers can't run the optimizer, or
-        update a parameter, and where the script uses gradients between `backward` and `step` in
-        its first step; the log says why. P3KV_UPDATES holds where the argument is left out.
+        update a parameter, and from that step on in which the script does to gradients, weights or
+        steps what needs it; the log says why. P3KV_UPDATES holds where the argument is left out.
         `consistency` chooses the rule by which these parameters are exchanged, as P3KV_CONSISTENCY
         chooses that of the job's other optimizers: `"delayed:staleness=1"`.
 
@@ -287,8 +288,9 @@ class Optimizer(torch.optim.Optimizer):
         gradients of all workers are there. `error_if_nonfinite` waits for it: if the norm is nan or
         infinite, all workers raise torch's RuntimeError, the step is over, and no weight changes.
 
-        Raises ConfigError for a number below 0. Where servers update the weights, NotSupportedError
-        for another norm than that of type 2, and where the first call comes after the first step.
+        Raises ConfigError for a number below 0. Where only servers may update the weights,
+        NotSupportedError for another norm than that of type 2, and where the first call comes after
+        the first step.
         """
         steps = self._steps
         if (isinstance(steps, ServerSteps) and steps.clips_by_torch(norm_type)) or (
@@ -318,8 +320,9 @@ class Optimizer(torch.optim.Optimizer):
         rank 0's values of them. They wait for each other, since all is shared anew: in the step
         that follows nothing leaves before `step`, as in the first.
 
-        Raises NotSupportedError between `backward` and `step`, in `join`, and where workers train
-        by themselves (`local`) or the optimizer has a `p3kv.torch.Embedding`.
+        Raises NotSupportedError in `join`, where workers train by themselves (`local`) or the
+        optimizer has a `p3kv.torch.Embedding`, and between `backward` and `step` where only servers
+        may update.
         """
         self._steps.check_added(param_group["params"])
         super().add_param_group(param_group)
