@@ -153,7 +153,14 @@ def test_what_a_script_does_first_in_a_later_step_is_as_with_torch_s_own() -> No
     expected, found = losses(script), losses(script, "-m", "p3kv.ddp", P3KV_SLICE_SIZE=3000)
     assert len(expected) == 744
     assert found == pytest.approx(expected, rel=1e-5)
-    found = losses(script, args=["plain"], P3KV_SLICE_SIZE=3000)
+
+
+@pytest.mark.long  # loops that are drawn nearly show it
+def test_what_a_script_without_a_wrapper_does_first_in_a_later_step_is_as_with_torch_s_own() -> (
+    None
+):
+    script = SCRIPTS / "torch_late_changes.py"
+    expected, found = losses(script), losses(script, args=["plain"], P3KV_SLICE_SIZE=3000)
     assert len(found) == 704
     assert found == pytest.approx({at: expected[at] for at in found}, rel=1e-5)
 
