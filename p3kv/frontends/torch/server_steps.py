@@ -349,10 +349,9 @@ class ServerSteps(CommonSteps):
         if self.may_change:
             self._decided(why)
             return
-        self._have_means()
+        self._means_taken_back(why)
         if isinstance(passes, CalledPasses) and is_uncalled:
             passes.all_came(self._parameters.values())
-        self._taken_back(why).has_passed = True
 
     def _may_reach(self, roots: Sequence[Any]) -> bool:
         """Whether a backward pass from `roots` may reach the parameters, as models' calls tell it,
@@ -380,11 +379,9 @@ class ServerSteps(CommonSteps):
         use, but those that the script has changed; also those that this worker lacks, if it has
         changed none. Raises NotSupportedError where one can't be."""
         with self._becoming, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            if self._has_left:
-                self._exchange.accept_writes()
-                if not self._changes.of_gradients():
-                    self._have_all_leave()
-                    self._means.fill()
+            if self._has_left and not self._changes.of_gradients():
+                self._have_all_leave()
+                self._means.fill()
             for _, weight in self._of.values():
                 gradient = weight.parameter.grad
                 own = None if gradient is None else weight.leaving or watcher_of(gradient)
@@ -494,6 +491,16 @@ class ServerSteps(CommonSteps):
         self._has_left = False
         return self._given_way(why)
 
+    def _means_taken_back(self, why: str) -> AverageSteps:
+        """As `_taken_back`, with gradients that are means, as after a backward pass."""
+        self._exchange.accept_writes()
+        if not self._has_left:
+            self._have_all_leave()
+        self._have_means()
+        steps = self._taken_back(why)
+        steps.has_passed = True
+        return steps
+
     def _changed_late(self, why: str = "") -> Optional[AverageSteps]:
         """What makes steps from this one on where gradients have left, and then the script has set
         a rate for the step, has changed or left out a gradient, or has written to a weight, or by
@@ -513,16 +520,12 @@ class ServerSteps(CommonSteps):
         if self._has_left and self.passes.adds and not self._are_own:
             self._exchange.check_gradients()
             return None
-        if not self._has_left:
-            self._exchange.accept_writes()
-            self._have_all_leave()
-        if not self.passes.adds:
-            self._have_means()
-        steps = self._taken_back(why)
-        if self.passes.adds:
+        if self._has_left and self.passes.adds:
+            steps = self._taken_back(why)
             steps.exchange_now()
-        steps.has_passed = True
-        return steps
+            steps.has_passed = True
+            return steps
+        return self._means_taken_back(why)
 
     def check_added(self, parameters: Any) -> None:
         self._shared.check()
@@ -541,9 +544,7 @@ class ServerSteps(CommonSteps):
             return
         attached: Any = self._optimizer
         if self._has_left:
-            self._have_means()
-            why = "the script adds parameters before a step, or leaves out a step"
-            self._taken_back(why).has_passed = True
+            self._means_taken_back("the script adds parameters before a step, or leaves out a step")
         elif self.may_change and self.passes.has_passed:
             self._decided("the script adds parameters before its first step")
         if attached._steps is not self:
@@ -852,9 +853,8 @@ class ServerSteps(CommonSteps):
                 "opt.load_state_dict() was called between backward, when the first gradient left, "
                 "and step(): call it before backward"
             )
-        self._have_means()
         why = "the script loads the optimizer's state before a step, or leaves out a step"
-        self._taken_back(why).has_passed = True
+        self._means_taken_back(why)
 
     def states_loaded(self, state_dict: Dict[str, Any]) -> None:
         """All workers call it: worker rank 0's count, from the next step on."""
